@@ -1,0 +1,39 @@
+# `make test` and `make demo` work on a fresh checkout: they create .venv and install what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint bench results presets clean
+
+demo: $(INSTALLED)
+	$(BIN)/gradweave demo
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/planners.py
+
+# docs/results.md and its pictures: the papers' simulated results beside the papers' own figures.
+results: $(INSTALLED)
+	cd benchmarks && ../$(BIN)/python -m papers ../docs
+
+# src/gradweave/presets: the shipped traces and networks.
+presets: $(INSTALLED)
+	$(BIN)/python benchmarks/make_presets.py
+
+# A virtual environment of ours alone; constraints.txt pins every package, torch first of all:
+# left to itself, pip would fetch a CUDA build of several gigabytes.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,125 @@
+"""Seconds over bytes: what one message costs. A line, a measured curve, or a formula."""
+
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from gradweave.checks import require_finite
+
+FloatArray = NDArray[np.float64]
+
+
+class Cost(Protocol):
+    """What one message costs. Planners that need only this work on any network."""
+
+    def seconds(self, nbytes: FloatArray) -> FloatArray: ...
+
+    def line(self, largest_bytes: float) -> "Line":
+        """The line that describes messages up to ``largest_bytes`` best, as the papers fit one."""
+        ...
+
+    @property
+    def known_to_bytes(self) -> float:
+        """Beyond this size the answer is an extrapolation."""
+        ...
+
+
+class Line(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="line"
+):
+    """A start-up, then time per byte: the papers' ``a + b M``."""
+
+    startup_s: float
+    s_per_byte: float
+
+    def __post_init__(self) -> None:
+        require_finite(self, "startup_s", "s_per_byte")
+
+    def seconds(self, nbytes: FloatArray) -> FloatArray:
+        return self.startup_s + self.s_per_byte * nbytes
+
+    def line(self, largest_bytes: float) -> "Line":
+        del largest_bytes
+        return self
+
+    @property
+    def known_to_bytes(self) -> float:
+        return np.inf
+
+    def plus(self, other: "Line") -> "Line":
+        return Line(
+            startup_s=self.startup_s + other.startup_s,
+            s_per_byte=self.s_per_byte + other.s_per_byte,
+        )
+
+
+FREE = Line(startup_s=0.0, s_per_byte=0.0)
+
+
+class Curve(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="curve"
+):
+    """Measured points, joined by straight lines.
+
+    Below the first point a message costs what the first point costs. Beyond the last point the
+    curve goes on with the slope of its last octave: two neighbouring points are too noisy for it.
+    """
+
+    nbytes: tuple[int, ...]
+    measured_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.nbytes) != len(self.measured_s):
+            raise ValueError(
+                f"nbytes has {len(self.nbytes)} entries and measured_s {len(self.measured_s)}"
+            )
+        if len(self.nbytes) < 2:  # noqa: PLR2004
+            raise ValueError(f"nbytes must have at least two entries, got {len(self.nbytes)}")
+        if self.nbytes[0] < 1:
+            raise ValueError(f"nbytes must be positive, got {self.nbytes[0]}")
+        for before, after in pairwise(self.nbytes):
+            if after <= before:
+                raise ValueError(f"nbytes must increase, got {after} after {before}")
+        for size, seconds in zip(self.nbytes, self.measured_s, strict=True):
+            if not 0 < seconds < np.inf:
+                raise ValueError(f"measured_s at {size} bytes must be positive, got {seconds}")
+        if self.last_slope < 0:
+            raise ValueError(
+                f"measured_s falls over the last octave, slope {self.last_slope:g} s per byte; "
+                "larger messages cannot cost less: measure again or leave the points out"
+            )
+
+    @property
+    def last_slope(self) -> float:
+        before = max(i for i, size in enumerate(self.nbytes[:-1]) if i == 0 or self._octave(size))
+        rise_s = self.measured_s[-1] - self.measured_s[before]
+        return rise_s / (self.nbytes[-1] - self.nbytes[before])
+
+    def _octave(self, size: int) -> bool:
+        return 2 * size <= self.nbytes[-1]
+
+    def seconds(self, nbytes: FloatArray) -> FloatArray:
+        within = np.interp(nbytes, self.nbytes, self.measured_s)
+        return within + self.last_slope * np.maximum(nbytes - self.nbytes[-1], 0.0)
+
+    def line(self, largest_bytes: float) -> Line:
+        """Least squares through the measured points, as the papers fit theirs."""
+        del largest_bytes
+        return fit_line(np.array(self.nbytes, dtype=np.float64), np.array(self.measured_s))
+
+    @property
+    def known_to_bytes(self) -> float:
+        return self.nbytes[-1]
+
+
+def fit_line(nbytes: FloatArray, seconds: FloatArray) -> Line:
+    """Least squares; a negative start-up or slope, which no network has, becomes zero."""
+    slope, startup = np.polyfit(nbytes, seconds, 1)
+    if startup < 0:
+        slope, startup = float(nbytes @ seconds / (nbytes @ nbytes)), 0.0
+    if slope < 0:
+        slope, startup = 0.0, float(seconds.mean())
+    return Line(startup_s=float(startup), s_per_byte=float(slope))

@@ -1,0 +1,25 @@
+"""Exchanging only the largest gradients: the gTop-k paper's Table I.
+
+Costs are over the *dense* message of m bytes. Of it, k = density * m bytes of values travel and as
+many bytes of indices, which holds for 4-byte elements and 4-byte indices.
+"""
+
+from gradweave.costs.cost import Line
+from gradweave.costs.links import Link
+from gradweave.costs.scatter_gather import rounds
+
+
+def topk(link: Link, workers: int, density: float) -> Line:
+    """Each worker's k largest, by all-gather: everyone receives 2 (P-1) k bytes."""
+    return Line(
+        startup_s=rounds(workers) * link.latency_s,
+        s_per_byte=2 * (workers - 1) * density * link.s_per_byte,
+    )
+
+
+def gtopk(link: Link, workers: int, density: float) -> Line:
+    """The world's k largest, up a tree that keeps k at every merge, then a broadcast."""
+    return Line(
+        startup_s=2 * rounds(workers) * link.latency_s,
+        s_per_byte=4 * rounds(workers) * density * link.s_per_byte,
+    )

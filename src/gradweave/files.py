@@ -1,0 +1,116 @@
+"""Every value as a JSON file that names its schema. Reading is strict, writing is all or nothing."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gradweave.errors import FormatError
+from gradweave.network import Network
+from gradweave.plan import Plan
+from gradweave.timeline import Timeline
+from gradweave.trace import Trace
+
+Value = TypeVar("Value", Trace, Network, Plan, Timeline)
+
+SCHEMAS: dict[type, str] = {
+    Trace: "gradweave.trace/1",
+    Network: "gradweave.network/1",
+    Plan: "gradweave.plan/1",
+    Timeline: "gradweave.timeline/1",
+}
+
+
+def read(path: str | os.PathLike[str], kind: type[Value]) -> Value:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{path}: not a text file ({error.reason} at byte {error.start})"
+        ) from None
+    return loads(text, kind, origin=str(path))
+
+
+def loads(text: str, kind: type[Value], *, origin: str) -> Value:
+    """``origin`` is what error messages call the text."""
+    try:
+        document = json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"{origin}: not complete JSON ({error.msg} at line {error.lineno} "
+            f"column {error.colno}); is the file truncated?"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{origin}: {error}") from None
+    expected = SCHEMAS[kind]
+    found = document.pop("schema", None) if isinstance(document, dict) else None
+    if found != expected:
+        raise FormatError(f"{origin}: schema: expected {expected!r}, found {found!r}")
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{origin}: {_field_first(str(error), document)}") from None
+
+
+def dumps(value: Trace | Network | Plan | Timeline) -> str:
+    document = {"schema": SCHEMAS[type(value)], **msgspec.to_builtins(value)}
+    return _one_row_per_item(document)
+
+
+def write(path: str | os.PathLike[str], value: Trace | Network | Plan | Timeline) -> None:
+    write_text(path, dumps(value))
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """The whole text or nothing: an interrupted write leaves what was there before."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON lets a key stand twice and the last one win; a person meant one of them."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {twice!r} stands twice in one object")
+    return document
+
+
+def _field_first(message: str, document: Any) -> str:
+    """msgspec's ``Expected `int`, got `str` - at `$.tensors[3].elements```, field and value first."""
+    match = re.fullmatch(r"(?s)(.*) - at `\$\.?(.*?)`", message)
+    if match is None:
+        return message
+    found = _look_up(document, match[2])
+    value = f", the value is {found!r}" if isinstance(found, str | int | float) else ""
+    return f"{match[2]}: {match[1]}{value}" if match[2] else f"{match[1]}{value}"
+
+
+def _look_up(document: Any, path: str) -> Any:
+    try:
+        for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+            document = document[int(index)] if index else document[key]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return document
+
+
+def _one_row_per_item(document: dict[str, Any]) -> str:
+    """Short enough to read, and a changed tensor is a changed line in a diff."""
+    fields = []
+    for key, value in document.items():
+        if isinstance(value, list | tuple) and value:
+            rows = ",\n  ".join(json.dumps(item, ensure_ascii=False) for item in value)
+            fields.append(f" {json.dumps(key)}: [\n  {rows}\n ]")
+        else:
+            fields.append(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"

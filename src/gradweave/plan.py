@@ -1,0 +1,82 @@
+"""Which gradients travel together, by which collective, how compressed."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from msgspec import Struct
+
+from gradweave.compression import Compression
+from gradweave.trace import Trace
+
+
+class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Gradients that travel as one message."""
+
+    tensors: tuple[str, ...]
+    collective: str
+    compression: Compression | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            raise ValueError("tensors must not be empty")
+
+
+class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every gradient in exactly one bucket, buckets in sending order."""
+
+    planner: str
+    buckets: tuple[Bucket, ...]
+    overlap: bool = True  # False: nothing is sent before backward has ended
+
+    def __post_init__(self) -> None:
+        if not self.buckets:
+            raise ValueError("buckets must not be empty")
+        names = [name for bucket in self.buckets for name in bucket.tensors]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"buckets: tensor {twice!r} stands in two places; it can travel once")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many tensors each bucket holds."""
+        return tuple(len(bucket.tensors) for bucket in self.buckets)
+
+    def check_describes(self, trace: Trace) -> None:
+        """Raise ValueError unless the buckets are the trace's tensors, in the trace's order."""
+        planned = [name for bucket in self.buckets for name in bucket.tensors]
+        traced = [tensor.name for tensor in trace.tensors]
+        if planned == traced:
+            return
+        if missing := sorted(set(traced) - set(planned)):
+            raise ValueError(
+                f"{len(missing)} tensors of trace {trace.name!r} are in no bucket, "
+                f"first {missing[0]!r}; plan for this trace again"
+            )
+        if extra := sorted(set(planned) - set(traced)):
+            raise ValueError(
+                f"the plan has {len(extra)} tensors that trace {trace.name!r} has not, "
+                f"first {extra[0]!r}; plan for this trace again"
+            )
+        place = next(i for i, (a, b) in enumerate(zip(planned, traced, strict=True)) if a != b)
+        raise ValueError(
+            f"the plan sends {planned[place]!r} where backward of trace {trace.name!r} "
+            f"yields {traced[place]!r}; plan for this trace again"
+        )
+
+
+def merge(
+    trace: Trace,
+    lengths: Iterable[int],
+    *,
+    planner: str,
+    collective: str,
+    compression: Compression | None = None,
+    overlap: bool = True,
+) -> Plan:
+    """The plan whose buckets hold so many tensors each, in backward order."""
+    names = iter([tensor.name for tensor in trace.tensors])
+    buckets = tuple(
+        Bucket(tensors=tuple(islice(names, length)), collective=collective, compression=compression)
+        for length in lengths
+    )
+    return Plan(planner=planner, buckets=buckets, overlap=overlap)

@@ -1,0 +1,43 @@
+"""Merging without looking at the network: per tensor, all in one, or up to a size."""
+
+from collections.abc import Iterator
+from itertools import chain, repeat
+
+from gradweave.costs import Cost
+from gradweave.trace import Trace
+from gradweave.words import MIB
+
+# torch's DistributedDataParallel closes its first bucket at 1 MiB, so that something leaves early,
+# and all others at 25 MiB (dist._DEFAULT_FIRST_BUCKET_BYTES and bucket_cap_mb).
+TORCH_FIRST_BYTES, TORCH_BYTES = 1 * MIB, 25 * MIB
+
+
+def one_per_tensor(trace: Trace, cost: Cost) -> list[int]:
+    del cost
+    return [1] * len(trace.tensors)
+
+
+def all_in_one(trace: Trace, cost: Cost) -> list[int]:
+    del cost
+    return [len(trace.tensors)]
+
+
+def torch_default(trace: Trace, cost: Cost) -> list[int]:
+    del cost
+    return _closed_at(trace, chain([TORCH_FIRST_BYTES], repeat(TORCH_BYTES)))
+
+
+def up_to(trace: Trace, nbytes: int) -> list[int]:
+    return _closed_at(trace, repeat(nbytes))
+
+
+def _closed_at(trace: Trace, caps: Iterator[int]) -> list[int]:
+    """A bucket closes as soon as it holds at least its cap, as torch's do."""
+    lengths, length, held, cap = [], 0, 0, next(caps)
+    for tensor in trace.tensors:
+        length += 1
+        held += tensor.nbytes
+        if held >= cap:
+            lengths.append(length)
+            length, held, cap = 0, 0, next(caps)
+    return [*lengths, length] if length else lengths

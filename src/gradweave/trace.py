@@ -1,0 +1,141 @@
+"""What one training iteration computes: which gradient is ready when, and how long forward takes."""
+
+from collections.abc import Callable
+from itertools import groupby, pairwise
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gradweave.checks import require_finite, require_positive
+from gradweave.costs.cost import FloatArray
+from gradweave.words import Origin
+
+
+class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One gradient: its size, when backward has produced it, and its share of the forward pass.
+
+    Where several tensors belong to one layer, the layer's forward time stands at the last of them
+    in forward order: all of them are needed before that time begins.
+    """
+
+    name: str
+    elements: int
+    bytes_per_element: int
+    ready_s: float  # since backward began
+    forward_s: float
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name must not be empty")
+        require_positive(self, "elements", "bytes_per_element")
+        require_finite(self, "ready_s", "forward_s")
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.bytes_per_element
+
+
+class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One iteration on one worker; the tensors stand in the order in which backward yields them.
+
+    The forward pass uses them in the reverse order. Backward ends with the last tensor.
+    """
+
+    name: str
+    origin: Origin
+    source: str  # where the times come from, for people
+    batch_size: int  # samples per worker and iteration
+    tensors: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        require_positive(self, "batch_size")
+        if not self.tensors:
+            raise ValueError("tensors must not be empty")
+        seen: set[str] = set()
+        for tensor in self.tensors:
+            if tensor.name in seen:
+                raise ValueError(f"tensors: {tensor.name!r} stands twice; names must be unique")
+            seen.add(tensor.name)
+        for before, after in pairwise(self.tensors):
+            if after.ready_s < before.ready_s:
+                raise ValueError(
+                    f"tensors: ready_s of {after.name!r} is {after.ready_s}, earlier than "
+                    f"{before.ready_s} of {before.name!r} before it; list them in backward order"
+                )
+
+    @property
+    def ready_s(self) -> FloatArray:
+        return np.array([tensor.ready_s for tensor in self.tensors])
+
+    @property
+    def nbytes(self) -> FloatArray:
+        return np.array([tensor.nbytes for tensor in self.tensors], dtype=np.float64)
+
+    @property
+    def forward_s(self) -> float:
+        return sum(tensor.forward_s for tensor in self.tensors)
+
+    @property
+    def backward_s(self) -> float:
+        return self.tensors[-1].ready_s
+
+    @property
+    def compute_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+    def with_bytes_per_element(self, bytes_per_element: int) -> "Trace":
+        """The same iteration with gradients of another width, 2 for mixed precision."""
+        return self._map(lambda tensor: replace(tensor, bytes_per_element=bytes_per_element))
+
+    def rescaled(
+        self,
+        *,
+        forward_s: float | None = None,
+        backward_s: float | None = None,
+        parameter_scale: float = 1.0,
+    ) -> "Trace":
+        """The same tensors with other total times, and shrunk or grown to ``parameter_scale``."""
+        forward = _ratio(forward_s, self.forward_s, "forward")
+        backward = _ratio(backward_s, self.backward_s, "backward")
+        if not (0 < parameter_scale < np.inf):
+            raise ValueError(f"parameter scale must be a positive number, got {parameter_scale}")
+        return self._map(
+            lambda tensor: replace(
+                tensor,
+                elements=max(1, round(tensor.elements * parameter_scale)),
+                ready_s=tensor.ready_s * backward,
+                forward_s=tensor.forward_s * forward,
+            )
+        )
+
+    def joined(self, key: Callable[[str], str]) -> "Trace":
+        """Neighbours whose names have the same key become one tensor, ready when the last one is."""
+        groups = (tuple(group) for _, group in groupby(self.tensors, lambda t: key(t.name)))
+        return replace(self, tensors=tuple(_join(group, key) for group in groups))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Trace":
+        return replace(self, tensors=tuple(change(tensor) for tensor in self.tensors))
+
+
+def _ratio(wanted_s: float | None, present_s: float, what: str) -> float:
+    if wanted_s is None:
+        return 1.0
+    if not (0 < wanted_s < np.inf):
+        raise ValueError(f"{what} time must be a positive number of seconds, got {wanted_s}")
+    if present_s == 0:
+        raise ValueError(f"the trace has no {what} time to rescale to {wanted_s} s")
+    return wanted_s / present_s
+
+
+def _join(group: tuple[Tensor, ...], key: Callable[[str], str]) -> Tensor:
+    widths = {tensor.bytes_per_element for tensor in group}
+    if len(widths) > 1:
+        raise ValueError(f"{key(group[0].name)!r} joins tensors of {sorted(widths)} bytes each")
+    return Tensor(
+        name=key(group[0].name),
+        elements=sum(tensor.elements for tensor in group),
+        bytes_per_element=widths.pop(),
+        ready_s=group[-1].ready_s,
+        forward_s=sum(tensor.forward_s for tensor in group),
+    )

@@ -1,0 +1,41 @@
+"""The vocabulary: names that files, tables and the command line share, and how text is read."""
+
+import re
+from typing import Literal, NamedTuple
+
+from gradweave.errors import UnknownName
+
+Operation = Literal["all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather"]
+Origin = Literal["measured", "estimated"]
+Topology = Literal["fat-tree", "torus"]
+
+KIB, MIB = 2**10, 2**20
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": KIB, "MiB": MIB, "GiB": 2**30}
+
+
+class Spec(NamedTuple):
+    """A name, and what stands behind its colon: ``fixed:25MiB``, ``parameter-server:4``."""
+
+    name: str
+    argument: str | None
+
+    def without_argument(self) -> str:
+        if self.argument is not None:
+            raise UnknownName(f"{self.name!r} takes no argument, got {self.argument!r}")
+        return self.name
+
+
+def parse_spec(text: str) -> Spec:
+    name, colon, argument = text.partition(":")
+    return Spec(name, argument if colon else None)
+
+
+def parse_bytes(text: str) -> int:
+    """``25MiB`` is 25 * 2**20, ``25MB`` is 25 * 10**6, a bare number is bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|B)?", text.strip())
+    if match is None:
+        raise UnknownName(f"{text!r} is not a size; write it as 64KiB, 25MiB or 100MB")
+    nbytes = int(float(match[1]) * _BYTES[match[2] or "B"])
+    if nbytes < 1:
+        raise UnknownName(f"a size must be at least one byte, got {text!r}")
+    return nbytes
