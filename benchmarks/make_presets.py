@@ -1,12 +1,13 @@
 """Write the shipped traces and networks: ``make presets``.
 
 Traces. Tensor sizes are exact: the models are built by pytorchcv without allocating anything. No
-public trace of these models was found, so their times are *estimated*: an iteration takes as long as
-its multiply-accumulates take at the speed of the one measured trace, forward : backward = 1 : 2, and
-a layer's share is its share of the multiply-accumulates. ``googlenet-k80`` is the measured trace;
-it is data, not computed here.
+public trace of these models was found, so their times are *estimated*: an iteration takes as long
+as its multiply-accumulates take at the speed of the one measured trace, or as long as a paper says,
+forward : backward = 1 : 2, and a layer's share is its share of the multiply-accumulates.
 
-Networks. The numbers the five papers print, and the curves of shipped measurements.
+Networks. The numbers that the papers print.
+
+``googlenet-k80`` and ``mpi-10gbe-measured`` are measurements: data, not computed here.
 """
 
 import sys
@@ -116,7 +117,8 @@ def build(model: Model) -> nn.Module:
         return vgg16_for_small_images()
     module: nn.Module = get_model(model.pytorchcv)
     if model.name == "inceptionv4":  # made for 299 x 299; the journal trains it at 224 x 224
-        module.features.final_pool = nn.AdaptiveAvgPool2d(1)
+        features = module.get_submodule("features")
+        features.register_module("final_pool", nn.AdaptiveAvgPool2d(1))
     return module
 
 

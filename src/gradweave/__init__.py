@@ -1,7 +1,7 @@
 """Fast synchronous data-parallel training in PyTorch on the network you have."""
 
 from gradweave.compression import Compression
-from gradweave.errors import FormatError, GradweaveError, UnknownCost, UnknownName
+from gradweave.errors import FormatError, GradweaveError, RequestError, UnknownCost
 from gradweave.network import CollectiveCost, Network
 from gradweave.plan import Bucket, Plan
 from gradweave.planning import make_plan
@@ -18,12 +18,12 @@ __all__ = [
     "GradweaveError",
     "Network",
     "Plan",
+    "RequestError",
     "Span",
     "Tensor",
     "Timeline",
     "Trace",
     "UnknownCost",
-    "UnknownName",
     "load_network",
     "load_trace",
     "make_plan",

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gradweave.errors import UnknownName
+from gradweave.errors import RequestError
 from gradweave.words import parse_spec
 
 Method = Literal["topk", "gtopk"]
@@ -30,8 +30,8 @@ def parse_compression(text: str) -> Compression:
     spec = parse_spec(text)
     method = next((method for method in METHODS if method == spec.name), None)
     if method is None:
-        raise UnknownName(f"no compression {spec.name!r}; there are {', '.join(METHODS)}")
+        raise RequestError(f"no compression {spec.name!r}; there are {', '.join(METHODS)}")
     try:
         return Compression(method=method, density=float(spec.argument or "0.001"))
     except ValueError as error:
-        raise UnknownName(f"{text!r}: {error}; write it as {method}:0.001") from None
+        raise RequestError(f"{text!r}: {error}; write it as {method}:0.001") from None

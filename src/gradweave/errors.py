@@ -3,7 +3,7 @@ class GradweaveError(Exception):
 
     GradweaveError
     ├── FormatError       a file is not what its reader expects
-    ├── UnknownName       no planner, collective, trace or network of that name
+    ├── RequestError      a name, an argument or a combination that means nothing
     └── UnknownCost       the network cannot price what it was asked for
     """
 
@@ -12,8 +12,8 @@ class FormatError(GradweaveError):
     """A file is not what its reader expects."""
 
 
-class UnknownName(GradweaveError):
-    """No planner, collective, trace or network of that name, or a wrong argument behind it."""
+class RequestError(GradweaveError, ValueError):
+    """A name, an argument or a combination that means nothing."""
 
 
 class UnknownCost(GradweaveError):

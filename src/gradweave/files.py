@@ -1,4 +1,4 @@
-"""Every value as a JSON file that names its schema. Reading is strict, writing is all or nothing."""
+"""Every value as a JSON file that names its schema; strict to read, written whole or not at all."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _field_first(message: str, document: Any) -> str:
-    """msgspec's ``Expected `int`, got `str` - at `$.tensors[3].elements```, field and value first."""
+    """msgspec ends with `` - at `$.tensors[3].elements```; people look for the field first."""
     match = re.fullmatch(r"(?s)(.*) - at `\$\.?(.*?)`", message)
     if match is None:
         return message

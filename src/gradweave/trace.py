@@ -1,4 +1,4 @@
-"""What one training iteration computes: which gradient is ready when, and how long forward takes."""
+"""What one iteration computes: which gradient is ready when, and how long forward takes."""
 
 from collections.abc import Callable
 from itertools import groupby, pairwise
@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gradweave.checks import require_finite, require_positive
 from gradweave.costs.cost import FloatArray
+from gradweave.errors import RequestError
 from gradweave.words import Origin
 
 
@@ -99,7 +100,7 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         forward = _ratio(forward_s, self.forward_s, "forward")
         backward = _ratio(backward_s, self.backward_s, "backward")
         if not (0 < parameter_scale < np.inf):
-            raise ValueError(f"parameter scale must be a positive number, got {parameter_scale}")
+            raise RequestError(f"parameter scale must be a positive number, got {parameter_scale}")
         return self._map(
             lambda tensor: replace(
                 tensor,
@@ -110,7 +111,7 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     def joined(self, key: Callable[[str], str]) -> "Trace":
-        """Neighbours whose names have the same key become one tensor, ready when the last one is."""
+        """Neighbours whose names have the same key become one tensor, ready when the last is."""
         groups = (tuple(group) for _, group in groupby(self.tensors, lambda t: key(t.name)))
         return replace(self, tensors=tuple(_join(group, key) for group in groups))
 
@@ -122,9 +123,9 @@ def _ratio(wanted_s: float | None, present_s: float, what: str) -> float:
     if wanted_s is None:
         return 1.0
     if not (0 < wanted_s < np.inf):
-        raise ValueError(f"{what} time must be a positive number of seconds, got {wanted_s}")
+        raise RequestError(f"{what} time must be a positive number of seconds, got {wanted_s}")
     if present_s == 0:
-        raise ValueError(f"the trace has no {what} time to rescale to {wanted_s} s")
+        raise RequestError(f"the trace has no {what} time to rescale to {wanted_s} s")
     return wanted_s / present_s
 
 

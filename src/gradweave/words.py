@@ -3,7 +3,7 @@
 import re
 from typing import Literal, NamedTuple
 
-from gradweave.errors import UnknownName
+from gradweave.errors import RequestError
 
 Operation = Literal["all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather"]
 Origin = Literal["measured", "estimated"]
@@ -21,7 +21,7 @@ class Spec(NamedTuple):
 
     def without_argument(self) -> str:
         if self.argument is not None:
-            raise UnknownName(f"{self.name!r} takes no argument, got {self.argument!r}")
+            raise RequestError(f"{self.name!r} takes no argument, got {self.argument!r}")
         return self.name
 
 
@@ -34,8 +34,8 @@ def parse_bytes(text: str) -> int:
     """``25MiB`` is 25 * 2**20, ``25MB`` is 25 * 10**6, a bare number is bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|B)?", text.strip())
     if match is None:
-        raise UnknownName(f"{text!r} is not a size; write it as 64KiB, 25MiB or 100MB")
+        raise RequestError(f"{text!r} is not a size; write it as 64KiB, 25MiB or 100MB")
     nbytes = int(float(match[1]) * _BYTES[match[2] or "B"])
     if nbytes < 1:
-        raise UnknownName(f"a size must be at least one byte, got {text!r}")
+        raise RequestError(f"a size must be at least one byte, got {text!r}")
     return nbytes

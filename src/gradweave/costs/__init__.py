@@ -16,7 +16,7 @@ from gradweave.costs import (
 )
 from gradweave.costs.cost import FREE, Cost, Curve, Line, fit_line
 from gradweave.costs.links import Level, Link, Links, flat
-from gradweave.errors import UnknownCost, UnknownName
+from gradweave.errors import RequestError, UnknownCost
 from gradweave.words import Operation, parse_bytes, parse_spec
 
 __all__ = [
@@ -45,7 +45,7 @@ def _plain(form: Callable[[Link, int], Cost]) -> Formula:
 def _tiered(form: Callable[[Links, int], Cost]) -> Formula:
     def priced(links: Links, workers: int, argument: str | None) -> Cost:
         if argument is not None:
-            raise UnknownName(f"this collective takes no argument, got {argument!r}")
+            raise RequestError(f"this collective takes no argument, got {argument!r}")
         return form(links, workers)
 
     return priced
@@ -63,7 +63,7 @@ def _served(form: Callable[[Link, int, int], Cost]) -> Formula:
 
     def priced(links: Links, workers: int, servers: str | None) -> Cost:
         if servers is not None and not servers.isdecimal():
-            raise UnknownName(f"a number of servers must follow the colon, got {servers!r}")
+            raise RequestError(f"a number of servers must follow the colon, got {servers!r}")
         return form(links.slowest, workers, int(servers or 1))
 
     return priced

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from gradweave.compression import Compression
 from gradweave.costs import Cost
-from gradweave.errors import UnknownName
+from gradweave.errors import RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan, merge
 from gradweave.planning import baselines
@@ -22,7 +22,7 @@ Merging = Callable[[Trace, Cost], list[int]]
 def _plain(merging: Merging) -> Callable[[str | None], Merging]:
     def without_argument(argument: str | None) -> Merging:
         if argument is not None:
-            raise UnknownName(f"this planner takes no argument, got {argument!r}")
+            raise RequestError(f"this planner takes no argument, got {argument!r}")
         return merging
 
     return without_argument
@@ -31,7 +31,7 @@ def _plain(merging: Merging) -> Callable[[str | None], Merging]:
 def _fixed(argument: str | None) -> Merging:
     """``fixed:25MiB``"""
     if argument is None:
-        raise UnknownName("planner 'fixed' needs a size, such as fixed:25MiB")
+        raise RequestError("planner 'fixed' needs a size, such as fixed:25MiB")
     nbytes = parse_bytes(argument)
     return lambda trace, _: baselines.up_to(trace, nbytes)
 
@@ -43,7 +43,9 @@ def _optimal(argument: str | None) -> Merging:
     except ValueError:
         tolerance = -1.0
     if not 0 <= tolerance < float("inf"):
-        raise UnknownName(f"optimal takes a tolerance >= 0, such as optimal:0.01, got {argument!r}")
+        raise RequestError(
+            f"optimal takes a tolerance >= 0, such as optimal:0.01, got {argument!r}"
+        )
     return lambda trace, cost: optimal(trace, cost, tolerance=tolerance)
 
 
@@ -64,7 +66,7 @@ WITHOUT_OVERLAP = frozenset({"naive"})
 def find_planner(name: str) -> Merging:
     spec = parse_spec(name)
     if spec.name not in PLANNERS:
-        raise UnknownName(f"no planner {spec.name!r}; there are {', '.join(PLANNERS)}")
+        raise RequestError(f"no planner {spec.name!r}; there are {', '.join(PLANNERS)}")
     return PLANNERS[spec.name](spec.argument)
 
 

@@ -4,7 +4,7 @@ from importlib.resources import files as package_files
 from pathlib import Path
 
 from gradweave import files
-from gradweave.errors import UnknownName
+from gradweave.errors import RequestError
 from gradweave.network import Network
 from gradweave.trace import Trace
 
@@ -35,7 +35,7 @@ def _load(name_or_path: str, kind: type[files.Value]) -> files.Value:
         return files.loads(text, kind, origin=name_or_path)
     if not Path(name_or_path).exists():
         what = kind.__name__.lower()
-        raise UnknownName(
+        raise RequestError(
             f"no file and no shipped {what} {name_or_path!r}; shipped are {', '.join(_names(kind))}"
         )
     return files.read(name_or_path, kind)

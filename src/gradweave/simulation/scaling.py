@@ -7,6 +7,7 @@ import numpy as np
 from msgspec import Struct
 
 from gradweave.compression import Compression
+from gradweave.errors import RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan
 from gradweave.planning import make_plan
@@ -111,7 +112,7 @@ def _iterations(case: Case, jitter: Jitter | None, iterations: int, seed: int) -
         yield case.trace
         return
     if jitter.stragglers > case.workers:
-        raise ValueError(f"{jitter.stragglers} stragglers among {case.workers} workers")
+        raise RequestError(f"{jitter.stragglers} stragglers among {case.workers} workers")
     random = np.random.default_rng(seed)
     for _ in range(iterations):
         yield slowest(case.trace, jitter, workers=case.workers, random=random)

@@ -1,0 +1,150 @@
+"""The options that say which jobs to look at, and how their text becomes values."""
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from gradweave.compression import Compression, parse_compression
+from gradweave.errors import RequestError
+from gradweave.network import Network
+from gradweave.planning import PLANNERS
+from gradweave.presets import load_network, load_trace
+from gradweave.simulation import Case, cases
+from gradweave.trace import Trace
+
+
+def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None:
+    """Each may be a list: all combinations are meant."""
+    jobs = parser.add_argument_group("jobs", "several names or numbers are separated by commas")
+    jobs.add_argument(
+        "--trace", required=True, metavar="T", type=names, help="trace files or shipped traces"
+    )
+    jobs.add_argument(
+        "--network",
+        required=True,
+        metavar="N",
+        type=names,
+        help="network files or shipped networks",
+    )
+    jobs.add_argument(
+        "--workers",
+        metavar="W",
+        type=worker_counts,
+        help="how many workers (default: as many as the network was measured with)",
+    )
+    jobs.add_argument(
+        "--planner",
+        metavar="P",
+        type=names,
+        default=names(planners),
+        help=f"{', '.join(PLANNERS)}; also fixed:25MiB, optimal:0.05 (default: {planners})",
+    )
+    jobs.add_argument(
+        "--collective",
+        metavar="C",
+        type=names,
+        default=[None],
+        help="ring, double-tree, parameter-server:4, … (default: what the network was measured "
+        "with, otherwise ring)",
+    )
+    jobs.add_argument(
+        "--compression",
+        metavar="C",
+        type=_compression,
+        help="topk:0.001 or gtopk:0.001, the share of the elements that travels",
+    )
+    change = parser.add_argument_group("changing the traces")
+    change.add_argument(
+        "--bytes-per-element",
+        metavar="N",
+        type=whole_number(least=1),
+        help="width of gradients, 2 for mixed precision",
+    )
+    change.add_argument(
+        "--forward", metavar="S", type=number(above=0), help="rescale forward to S seconds"
+    )
+    change.add_argument(
+        "--backward", metavar="S", type=number(above=0), help="rescale backward to S seconds"
+    )
+    change.add_argument(
+        "--parameter-scale",
+        metavar="X",
+        type=number(above=0),
+        default=1.0,
+        help="keep the tensors and multiply their sizes by X",
+    )
+
+
+def asked_cases(options: argparse.Namespace) -> list[Case]:
+    networks = [load_network(name) for name in options.network]
+    return cases(
+        [_changed(load_trace(name), options) for name in options.trace],
+        networks,
+        workers=options.workers or _only_number_of_workers(networks),
+        planners=options.planner,
+        collectives=options.collective,
+        compression=options.compression,
+    )
+
+
+def _changed(trace: Trace, options: argparse.Namespace) -> Trace:
+    trace = trace.rescaled(
+        forward_s=options.forward,
+        backward_s=options.backward,
+        parameter_scale=options.parameter_scale,
+    )
+    if options.bytes_per_element is None:
+        return trace
+    return trace.with_bytes_per_element(options.bytes_per_element)
+
+
+def _only_number_of_workers(networks: Sequence[Network]) -> tuple[int, ...]:
+    match list({network.known_workers for network in networks}):
+        case [(only,)]:
+            return (only,)
+    raise RequestError("--workers is missing; say how many, such as --workers 4,8,16")
+
+
+def names(text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise argparse.ArgumentTypeError(f"an empty name in {text!r}")
+    return parts
+
+
+def worker_counts(text: str) -> list[int]:
+    return [whole_number(least=1)(part) for part in names(text)]
+
+
+def whole_number(*, least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number of at least {least}, got {text!r}"
+            )
+        return int(text)
+
+    return parse
+
+
+def number(*, above: float | None = None, least: float = 0.0) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = float("nan")
+        if above is not None and not above < found < float("inf"):
+            raise argparse.ArgumentTypeError(f"expected a number above {above:g}, got {text!r}")
+        if not least <= found < float("inf"):
+            raise argparse.ArgumentTypeError(
+                f"expected a number of at least {least:g}, got {text!r}"
+            )
+        return found
+
+    return parse
+
+
+def _compression(text: str) -> Compression:
+    try:
+        return parse_compression(text)
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

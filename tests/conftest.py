@@ -1,0 +1,46 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from gradweave import Network, Tensor, Trace
+from gradweave.costs import Link, flat
+
+# Two shared cores: a slow example is a busy machine, not a failure.
+settings.register_profile("gradweave", deadline=None)
+settings.load_profile("gradweave")
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+MakeTrace = Callable[..., Trace]
+
+
+@pytest.fixture(scope="session")
+def measurements() -> Path:
+    """The measurements some presets come from; they stand beside our own checkouts only."""
+    folder = SHARED / "data" / "traces"
+    if not folder.is_dir():
+        pytest.skip("the original measurements are not beside this checkout")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_trace() -> Trace:
+    return Trace(
+        name="small",
+        origin="measured",
+        source="made up",
+        batch_size=2,
+        tensors=(
+            Tensor(name="c", elements=100, bytes_per_element=4, ready_s=1.0, forward_s=0.5),
+            Tensor(name="b", elements=1, bytes_per_element=4, ready_s=1.0, forward_s=0.0),
+            Tensor(name="a", elements=250, bytes_per_element=4, ready_s=3.0, forward_s=1.5),
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def linked_network() -> Network:
+    link = Link(latency_s=0.25, s_per_byte=0.001, sum_s_per_byte=0.0005)
+    return Network(name="linked", source="made up", links=flat(link))

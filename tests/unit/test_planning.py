@@ -1,0 +1,268 @@
+"""Laws every planner keeps, the papers' rule as published, and the exactness of the optimum."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import all_mergings, costs, curves, end_of_communication_s, lines, traces
+
+from gradweave import Network, RequestError, Tensor, Trace, load_network, load_trace, make_plan
+from gradweave.costs import Curve, Line
+from gradweave.planning import PLANNERS, find_planner
+from gradweave.planning.mgwfbp import mgwfbp
+from gradweave.planning.optimal import optimal, optimal_for_any_cost, optimal_for_line
+
+NAMES = ["fixed:100B" if name == "fixed" else name for name in PLANNERS]
+
+
+class LineAsFormula:
+    """A line that hides that it is one, so that the algorithm for any cost is taken."""
+
+    def __init__(self, hidden: Line) -> None:
+        self.hidden = hidden
+        self.seconds = hidden.seconds
+        self.line = hidden.line
+        self.known_to_bytes = np.inf
+
+
+def optimum_by_brute_force_s(trace, cost):
+    return min(
+        end_of_communication_s(trace, lengths, cost) for lengths in all_mergings(len(trace.tensors))
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(trace=traces(most=30), cost=costs)
+@settings(max_examples=30)
+def test_every_tensor_is_in_exactly_one_message(name, trace, cost):
+    lengths = find_planner(name)(trace, cost)
+    assert sum(lengths) == len(trace.tensors)
+    assert all(length >= 1 for length in lengths)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_keeps_backward_order(name, small_trace, linked_network):
+    plan = make_plan(small_trace, linked_network, workers=3, planner=name)
+    assert [tensor for bucket in plan.buckets for tensor in bucket.tensors] == ["c", "b", "a"]
+    assert plan.planner == name
+
+
+@given(trace=traces(), cost=costs)
+@settings(max_examples=150)
+def test_tolerance_zero_equals_brute_force(trace, cost):
+    planned_s = end_of_communication_s(trace, optimal(trace, cost, tolerance=0), cost)
+    assert planned_s == pytest.approx(optimum_by_brute_force_s(trace, cost), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(trace=traces(most=40), cost=costs)
+@settings(max_examples=50)
+def test_the_optimum_never_loses_to_another_planner(name, trace, cost):
+    ours_s = end_of_communication_s(trace, optimal(trace, cost, tolerance=0), cost)
+    theirs_s = end_of_communication_s(trace, find_planner(name)(trace, cost), cost)
+    assert ours_s <= theirs_s * (1 + 1e-9)
+
+
+@given(trace=traces(most=40), line=lines, tolerance=st.sampled_from([0.0, 0.01, 0.3]))
+@settings(max_examples=150)
+def test_the_two_algorithms_agree(trace, line, tolerance):
+    by_queue = optimal_for_line(trace, line, tolerance=tolerance)
+    by_table = optimal_for_any_cost(trace, LineAsFormula(line), tolerance=tolerance)
+    assert len(by_queue) == len(by_table)
+    assert end_of_communication_s(trace, by_queue, line) == pytest.approx(
+        end_of_communication_s(trace, by_table, line), rel=1e-8, abs=1e-12
+    )
+
+
+@given(trace=traces(most=9), cost=costs, tolerance=st.sampled_from([0.0, 0.01, 0.1, 0.5]))
+@settings(max_examples=150)
+def test_within_the_tolerance_no_plan_has_fewer_messages_or_as_few_and_ends_earlier(
+    trace, cost, tolerance
+):
+    lengths = optimal(trace, cost, tolerance=tolerance)
+    ours_s = end_of_communication_s(trace, lengths, cost)
+    deadline_s = optimum_by_brute_force_s(trace, cost) * (1 + tolerance)
+    assert ours_s <= deadline_s * (1 + 1e-9)
+    for other in all_mergings(len(trace.tensors)):
+        other_s = end_of_communication_s(trace, other, cost)
+        if other_s <= deadline_s * (1 - 1e-9):
+            assert len(lengths) <= len(other)
+            if len(other) == len(lengths):
+                assert ours_s <= other_s * (1 + 1e-8)
+
+
+def test_the_counterexample_to_the_papers_theorem():
+    trace = Trace(
+        name="counterexample",
+        origin="estimated",
+        source="docs/merging.md",
+        batch_size=1,
+        tensors=tuple(
+            Tensor(name=name, elements=size, bytes_per_element=1, ready_s=ready_s, forward_s=0)
+            for name, size, ready_s in [("a", 10**9, 1.0), ("b", 1, 1.9), ("c", 1, 2.8)]
+        ),
+    )
+    cost = Line(startup_s=1.0, s_per_byte=1e-9)
+    theirs, ours = mgwfbp(trace, cost), optimal(trace, cost, tolerance=0)
+    assert theirs == [3]
+    assert ours == [1, 2]
+    assert end_of_communication_s(trace, theirs, cost) == pytest.approx(4.8)
+    assert end_of_communication_s(trace, ours, cost) == pytest.approx(4.0)
+
+
+def algorithm_1_as_printed(ready_s, nbytes, a, b):
+    """The journal's pseudo-code line by line, layers counted from L down to 1."""
+    layers = len(ready_s)
+    ready = {layers - i: ready for i, ready in enumerate(ready_s)}
+    p = {layers - i: size for i, size in enumerate(nbytes)}
+    t_c = {layer: a + b * size for layer, size in p.items()}
+
+    def calculate_comm_start():
+        tau_c = {layers: ready[layers]}
+        for layer in range(layers - 1, 0, -1):
+            tau_c[layer] = max(tau_c[layer + 1] + t_c[layer + 1], ready[layer])
+        return tau_c
+
+    tau_c = calculate_comm_start()
+    merged = set()
+    for layer in range(layers, 1, -1):
+        if ready[layer - 1] - tau_c[layer] < a:
+            t_c[layer] = 0.0
+            p[layer - 1] += p[layer]
+            t_c[layer - 1] = a + b * p[layer - 1]
+            tau_c = calculate_comm_start()
+            merged.add(layer)
+    lengths, length = [], 0
+    for layer in range(layers, 0, -1):
+        length += 1
+        if layer not in merged:
+            lengths.append(length)
+            length = 0
+    return lengths
+
+
+# Binary fractions add without rounding, so that both sides see the same ties.
+exact_lines = st.builds(
+    Line,
+    startup_s=st.sampled_from([0.0, 0.25, 0.5, 2.0]),
+    s_per_byte=st.sampled_from([0.0, 1 / 1024, 1 / 64]),
+)
+
+
+@given(
+    sizes=st.lists(st.sampled_from([1, 2, 64, 1000]), min_size=1, max_size=25),
+    line=exact_lines,
+    data=st.data(),
+)
+@settings(max_examples=200)
+def test_mgwfbp_is_algorithm_1_as_printed(sizes, line, data):
+    gaps = st.lists(st.sampled_from([0.0, 0.125, 0.5, 1.0]), min_size=len(sizes), max_size=len(sizes))
+    ready_s = np.cumsum(data.draw(gaps)).tolist()
+    trace = Trace(
+        name="drawn",
+        origin="estimated",
+        source="drawn",
+        batch_size=1,
+        tensors=tuple(
+            Tensor(name=f"t{i}", elements=size, bytes_per_element=1, ready_s=ready, forward_s=0)
+            for i, (size, ready) in enumerate(zip(sizes, ready_s, strict=True))
+        ),
+    )
+    assert mgwfbp(trace, line) == algorithm_1_as_printed(
+        ready_s, sizes, line.startup_s, line.s_per_byte
+    )
+
+
+@given(trace=traces(most=20), curve=curves())
+@settings(max_examples=30)
+def test_mgwfbp_plans_on_the_fitted_line_of_a_curve(trace, curve):
+    assert mgwfbp(trace, curve) == mgwfbp(trace, curve.line(1.0))
+
+
+@pytest.mark.parametrize(
+    ("planner", "lengths"),
+    [
+        ("naive", [1, 1, 1]),
+        ("wfbp", [1, 1, 1]),
+        ("single", [3]),
+        ("fixed:400B", [1, 2]),  # c alone has 400 bytes and closes its bucket
+        ("fixed:401B", [2, 1]),
+        ("ddp", [3]),
+    ],
+)
+def test_baselines(planner, lengths, small_trace, linked_network):
+    plan = make_plan(small_trace, linked_network, workers=2, planner=planner)
+    assert list(plan.lengths) == lengths
+    assert plan.overlap == (planner != "naive")
+
+
+def test_ddp_buckets_have_a_small_first_one():
+    trace = load_trace("resnet50")
+    plan = make_plan(trace, load_network("k80-10gbe"), workers=4, planner="ddp")
+    sizes = np.add.reduceat(trace.nbytes, np.cumsum((0, *plan.lengths))[:-1])
+    assert 2**20 <= sizes[0] < 2**20 + trace.nbytes.max()
+    assert all(size >= 25 * 2**20 for size in sizes[1:-1])
+
+
+@pytest.mark.parametrize("collective", ["parameter-server", "parameter-server:3"])
+def test_planning_for_push_and_pull(collective, small_trace, linked_network):
+    plan = make_plan(
+        small_trace, linked_network, workers=3, collective=collective, planner="optimal:0"
+    )
+    cost = linked_network.cost("all-reduce", collective, workers=3)
+    assert end_of_communication_s(small_trace, list(plan.lengths), cost) == pytest.approx(
+        optimum_by_brute_force_s(small_trace, cost)
+    )
+    assert {bucket.collective for bucket in plan.buckets} == {collective}
+
+
+def test_half_the_bytes_never_take_longer():
+    network = load_network("cluster2-16xv100-10gbe")
+    cost = network.cost("all-reduce", "native", workers=16)
+    for name in ("resnet50", "densenet201"):
+        full = load_trace(name)
+        half = full.with_bytes_per_element(2)
+        assert half.nbytes.sum() == full.nbytes.sum() / 2
+        assert end_of_communication_s(
+            half, optimal(half, cost, tolerance=0), cost
+        ) <= end_of_communication_s(full, optimal(full, cost, tolerance=0), cost)
+
+
+def test_a_measured_curve_is_planned_better_on_the_curve_than_on_its_line():
+    trace = load_trace("googlenet-k80").rescaled(backward_s=0.02)
+    network = load_network("mpi-10gbe-measured")
+    curve = network.cost("all-reduce", "native", workers=8)
+    assert isinstance(curve, Curve)
+    on_line = optimal(trace, curve.line(1.0), tolerance=0)
+    on_curve = optimal(trace, curve, tolerance=0)
+    assert end_of_communication_s(trace, on_curve, curve) < end_of_communication_s(
+        trace, on_line, curve
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("fastest", "no planner 'fastest'; there are naive, wfbp"),
+        ("wfbp:3", "takes no argument, got '3'"),
+        ("fixed", "needs a size, such as fixed:25MiB"),
+        ("fixed:big", "'big' is not a size"),
+        ("fixed:0", "at least one byte"),
+        ("optimal:-1", "tolerance >= 0"),
+        ("optimal:nan", "tolerance >= 0"),
+        ("optimal:x", "tolerance >= 0"),
+    ],
+)
+def test_planners_that_do_not_exist(name, complaint):
+    with pytest.raises(RequestError, match=complaint):
+        find_planner(name)
+
+
+def test_one_worker_sends_nothing_that_costs(small_trace):
+    network = Network(
+        name="measured-for-two",
+        source="made up",
+        costs=load_network("cluster1-16xk80-10gbe").costs,
+    )
+    plan = make_plan(small_trace, network, workers=1)
+    assert sum(plan.lengths) == 3
