@@ -43,9 +43,7 @@ lines = st.builds(
 def curves(draw: st.DrawFn) -> Curve:
     """Anything a measurement might show: jumps, and small messages dearer than larger ones."""
     nbytes = sorted(draw(st.sets(st.integers(1, 5000), min_size=2, max_size=6)))
-    measured = st.lists(
-        st.floats(0.01, 10), min_size=len(nbytes) - 1, max_size=len(nbytes) - 1
-    )
+    measured = st.lists(st.floats(0.01, 10), min_size=len(nbytes) - 1, max_size=len(nbytes) - 1)
     before = draw(measured)
     # The last point is the dearest, so that the slope beyond it is not negative.
     return Curve(nbytes=tuple(nbytes), measured_s=(*before, max(before) + draw(seconds)))

@@ -156,7 +156,9 @@ exact_lines = st.builds(
 )
 @settings(max_examples=200)
 def test_mgwfbp_is_algorithm_1_as_printed(sizes, line, data):
-    gaps = st.lists(st.sampled_from([0.0, 0.125, 0.5, 1.0]), min_size=len(sizes), max_size=len(sizes))
+    gaps = st.lists(
+        st.sampled_from([0.0, 0.125, 0.5, 1.0]), min_size=len(sizes), max_size=len(sizes)
+    )
     ready_s = np.cumsum(data.draw(gaps)).tolist()
     trace = Trace(
         name="drawn",

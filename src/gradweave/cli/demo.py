@@ -70,7 +70,7 @@ def _plot(by_planner: dict[str, list[Outcome]]) -> str:
     import plotext  # slow to import
 
     places = list(range(len(PAPER_WORKERS)))
-    plotext.limit_size(False, False)
+    plotext.limit_size(False, False)  # noqa: FBT003
     plotext.plotsize(96, 24)
     for name, row in by_planner.items():
         efficiency = [100 * outcome.efficiency for outcome in row]

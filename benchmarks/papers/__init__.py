@@ -1,0 +1,1 @@
+"""The papers' simulated results beside the papers' own figures: ``make results``."""

@@ -1,0 +1,198 @@
+"""What the commands print, and what a mistake looks like: one line, exit code 2, no file."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gradweave import Plan, files, load_trace
+from gradweave.cli import main
+
+JOB = ["--trace", "googlenet-k80", "--network", "k80-10gbe"]
+
+
+def printed_json(capsys, *argv):
+    assert main([*argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_simulate_prints_a_row_for_each_combination(capsys):
+    rows = printed_json(
+        capsys, "simulate", *JOB, "--workers", "4,64", "--collective", "ring,double-tree"
+    )
+    assert len(rows) == 2 * 2 * 4
+    assert {
+        "trace",
+        "network",
+        "workers",
+        "planner",
+        "collective",
+        "compute_s",
+        "iteration_s",
+        "exposed_s",
+        "overlap",
+        "efficiency",
+        "messages",
+    } <= set(rows[0])
+    for row in rows:
+        assert row["iteration_s"] == pytest.approx(row["compute_s"] + row["exposed_s"])
+        assert row["speedup"] == pytest.approx(row["workers"] * row["efficiency"])
+
+
+def test_plan_prints_buckets_and_writes_a_plan(capsys, tmp_path):
+    output = tmp_path / "plan.json"
+    (row,) = printed_json(capsys, "plan", *JOB, "--workers", "64", "--output", str(output))
+    plan = files.read(output, Plan)
+    plan.check_describes(load_trace("googlenet-k80"))
+    assert row["planner"] == "optimal"
+    assert row["buckets"] == [list(bucket.tensors) for bucket in plan.buckets]
+    assert 0.3 < row["predicted_s"] < 0.4
+
+
+def test_tables_are_for_people(capsys):
+    assert main(["simulate", *JOB, "--workers", "64"]) == 0
+    out = capsys.readouterr().out
+    assert "googlenet-k80 on k80-10gbe by ring; one worker alone: 308.0 ms" in out
+    assert [line.split("│")[2].strip() for line in out.splitlines() if "│" in line] == [
+        "wfbp",
+        "single",
+        "mgwfbp",
+        "optimal",
+    ]
+    assert main(["plan", *JOB, "--workers", "64"]) == 0
+    assert "optimal by ring: 314.8 ms an iteration" in capsys.readouterr().out
+
+
+def test_the_trace_can_be_changed(capsys):
+    (row,) = printed_json(
+        capsys,
+        "simulate",
+        *JOB,
+        *["--workers", "4", "--planner", "single", "--forward", "1", "--backward", "2"],
+        *["--bytes-per-element", "2", "--parameter-scale", "0.5"],
+    )
+    (whole,) = printed_json(capsys, "simulate", *JOB, "--workers", "4", "--planner", "single")
+    assert row["compute_s"] == pytest.approx(3)
+    a_s = 6 * 45.25e-6
+    assert row["exposed_s"] - a_s == pytest.approx((whole["exposed_s"] - a_s) / 4, rel=1e-3)
+
+
+def test_a_network_measured_with_one_number_of_workers_needs_no_number(capsys):
+    (row,) = printed_json(
+        capsys,
+        *["simulate", "--trace", "resnet50", "--network", "cluster1-16xk80-10gbe"],
+        *["--planner", "optimal"],
+    )
+    assert (row["workers"], row["collective"]) == (16, "native")
+
+
+def test_beyond_a_curve_it_says_so(capsys):
+    argv = ["simulate", "--trace", "resnet50", "--network", "mpi-10gbe-measured", "--workers", "8"]
+    (row,) = printed_json(capsys, *argv, "--planner", "single")
+    assert row["extrapolated_from_bytes"] == 1048576
+    assert main([*argv, "--planner", "single"]) == 0
+    assert "measured up to 1,048,576 bytes on 8 workers" in capsys.readouterr().err
+
+
+def test_jitter_makes_it_slower_and_repeats_with_its_seed(capsys):
+    argv = ["simulate", *JOB, "--workers", "8", "--planner", "wfbp", "--iterations", "5"]
+    (calm,) = printed_json(capsys, *argv)
+    (shaky,) = printed_json(capsys, *argv, "--jitter", "0.2", "--seed", "3")
+    (again,) = printed_json(capsys, *argv, "--jitter", "0.2", "--seed", "3")
+    assert shaky == again
+    assert calm["iteration_s"] < shaky["iteration_s"] <= shaky["iteration_p95_s"]
+
+
+def test_compression_travels_less(capsys):
+    argv = ["simulate", "--trace", "alexnet", "--network", "gtopk-1gbe", "--workers", "32"]
+    (dense,) = printed_json(capsys, *argv, "--planner", "single")
+    (sparse,) = printed_json(capsys, *argv, "--planner", "single", "--compression", "gtopk:0.001")
+    assert sparse["compression"] == "gtopk:0.001"
+    assert sparse["iteration_s"] < dense["iteration_s"] / 5
+
+
+def test_demo_shows_a_table_and_a_plot(capsys):
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert "scaling efficiency over workers" in out
+    assert "2048" in out
+    assert "\x1b" not in out
+    assert len(printed_json(capsys, "demo")) == 50
+
+
+SIMULATE = ["simulate", *JOB, "--workers", "4"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["simulate", *JOB], "--workers is missing"),
+        ([*SIMULATE, "--planner", "magic"], "no planner 'magic'; there are naive, wfbp"),
+        ([*SIMULATE, "--planner", "wfbp,"], "an empty name in 'wfbp,'"),
+        ([*SIMULATE, "--collective", "rign"], "no formula for all-reduce by 'rign'"),
+        ([*SIMULATE, "--collective", "native"], "no formula for all-reduce by 'native'"),
+        ([*SIMULATE, "--compression", "gtopk:2"], "density must be above 0 and at most 1, got 2"),
+        ([*SIMULATE, "--stragglers", "5"], "5 stragglers among 4 workers"),
+        ([*SIMULATE, "--slowdown", "0.5"], "expected a number of at least 1, got '0.5'"),
+        ([*SIMULATE, "--forward", "nan"], "expected a number above 0, got 'nan'"),
+        (["simulate", *JOB, "--workers", "0"], "whole number of at least 1, got '0'"),
+        (["simulate", *JOB, "--workers", "four"], "whole number of at least 1, got 'four'"),
+        (["simulate", *JOB, "--wrokers", "4"], "unrecognized arguments: --wrokers 4"),
+        (["simulate", "--network", "k80-10gbe"], "required: --trace"),
+        (["fly"], "invalid choice: 'fly'"),
+        (
+            ["simulate", "--trace", "nope", "--network", "k80-10gbe", "--workers", "4"],
+            "no file and no shipped trace 'nope'; shipped are alexnet",
+        ),
+        (
+            ["plan", "--trace", "vgg16", "--network", "cluster1-16xk80-10gbe", "--workers", "8"],
+            "knows all-reduce by 'native' for 16 workers, not for 8",
+        ),
+        (["plan", *JOB, "--workers", "4,8", "--output", "p.json"], "--output takes one plan"),
+        (["plan", *JOB, "--workers", "4", "--output", "no/such/p.json"], "No such file"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch, argv, complaint):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(argv)
+    except SystemExit as leaving:
+        code = leaving.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert complaint in captured.err
+    assert captured.err.startswith("gradweave")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_file_is_named_and_leaves_no_output(capsys, tmp_path):
+    trace = tmp_path / "trace.json"
+    trace.write_text(files.dumps(load_trace("alexnet"))[:-40])
+    output = tmp_path / "plan.json"
+    argv = ["plan", "--trace", str(trace), "--network", "k80-10gbe", "--workers", "4"]
+    assert main([*argv, "--output", str(output)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"gradweave plan: {trace}: not complete JSON")
+    assert err.count("\n") == 1
+    assert not output.exists()
+
+
+def test_as_a_program_into_a_closed_pipe():
+    """The one test of the installed command: `gradweave … | true` must not print a traceback."""
+    code = "from gradweave.cli import main; raise SystemExit(main())"
+    done = subprocess.run(
+        [
+            "bash",
+            "-c",
+            '"$0" -c "$1" simulate --trace resnet50 --network k80-10gbe --workers 4 --json | true',
+            sys.executable,
+            code,
+        ],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.stderr == ""

@@ -1,0 +1,92 @@
+"""The import arrow, the public surface, and that the pure layers start fast."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import gradweave
+
+PACKAGE = Path(gradweave.__file__).parent
+
+# Left may import right, never the other way round. One layer is one set.
+LAYERS: list[set[str]] = [
+    {"cli"},
+    {"simulation"},
+    {"planning"},
+    {"presets"},
+    {"files"},
+    {"network", "plan", "timeline"},
+    {"trace"},
+    {"costs"},
+    {"compression", "checks"},
+    {"words"},
+    {"errors"},
+]
+PURE = set().union(*LAYERS[1:])
+
+
+def modules() -> dict[str, list[Path]]:
+    """Files by the part of the package they belong to."""
+    parts: dict[str, list[Path]] = {}
+    for file in PACKAGE.rglob("*.py"):
+        part = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        parts.setdefault(part, []).append(file)
+    return parts
+
+
+def imported(file: Path) -> set[str]:
+    """Full names of what a file imports, wherever in the file it does so."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            names.add(str(node.module))
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def own_parts(file: Path) -> set[str]:
+    parts = {name.split(".")[1] for name in imported(file) if name.startswith("gradweave.")}
+    return parts & set(modules())
+
+
+def test_every_part_has_its_layer():
+    assert set().union(*LAYERS) == set(modules()) - {"__init__"}
+
+
+def test_imports_follow_the_arrow():
+    depth = {part: place for place, layer in enumerate(LAYERS) for part in layer}
+    for part, sources in modules().items():
+        if part == "__init__":
+            continue
+        for file in sources:
+            for used in own_parts(file) - {part}:
+                assert depth[used] > depth[part], f"{file} imports {used}"
+
+
+def test_what_decides_knows_no_torch():
+    for part in PURE:
+        for file in modules()[part]:
+            assert not {name for name in imported(file) if name.split(".")[0] == "torch"}, file
+
+
+def test_the_command_line_starts_without_torch():
+    code = (
+        "import sys; from gradweave.cli import main; "
+        "main(['plan', '--trace', 'alexnet', '--network', 'k80-10gbe', '--workers', '4']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_public_names_are_what_all_says():
+    public = {
+        name
+        for name, value in vars(gradweave).items()
+        if not name.startswith("_") and not isinstance(value, type(sys))
+    }
+    assert sorted(public) == sorted(gradweave.__all__)

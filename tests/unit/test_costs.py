@@ -1,0 +1,281 @@
+"""The papers' tables, row by row, and laws that hold between rows."""
+
+from math import log2, prod
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from strategies import curves
+
+from gradweave import Compression, RequestError, UnknownCost
+from gradweave.costs import (
+    FORMULAS,
+    Curve,
+    Level,
+    Line,
+    Link,
+    Links,
+    closed_form,
+    fit_line,
+    flat,
+    sparse_closed_form,
+)
+from gradweave.costs.pipeline import PipelineCost
+
+A, B, G = 3e-5, 2e-9, 5e-10
+LINK = Link(latency_s=A, s_per_byte=B, sum_s_per_byte=G)
+POWERS_OF_TWO = [2, 4, 8, 64]
+
+
+def line(operation, collective, workers, links=None):
+    cost = closed_form(operation, collective, links or flat(LINK), workers)
+    assert isinstance(cost, Line)
+    return pytest.approx((cost.startup_s, cost.s_per_byte))
+
+
+@pytest.mark.parametrize("n", POWERS_OF_TWO)
+def test_journal_table_2(n):
+    assert line("all-reduce", "binary-tree", n) == (2 * A * log2(n), (2 * B + G) * log2(n))
+    assert line("all-reduce", "recursive-doubling", n) == (A * log2(n), (B + G) * log2(n))
+    assert line("all-reduce", "halving-doubling", n) == (
+        2 * A * log2(n),
+        2 * B - (2 * B + G) / n + G,
+    )
+    assert line("all-reduce", "double-tree", n) == (2 * A * log2(n), B + G)
+    assert line("all-reduce", "ring", n) == (
+        2 * (n - 1) * A,
+        2 * (n - 1) / n * B + (n - 1) / n * G,
+    )
+
+
+@pytest.mark.parametrize("p", POWERS_OF_TWO)
+def test_linear_pipeline_table_1_without_the_pipeline(p):
+    assert line("broadcast", "mst", p) == (log2(p) * A, log2(p) * B)
+    assert line("reduce", "mst", p) == (log2(p) * A, log2(p) * (B + G))
+    assert line("all-reduce", "mst", p) == (log2(p) * 2 * A, log2(p) * (2 * B + G))
+    assert line("broadcast", "exchange", p) == ((log2(p) + p - 1) * A, 2 * (p - 1) / p * B)
+    both = (2 * log2(p) * A, 2 * (p - 1) / p * B + (p - 1) / p * G)
+    assert line("reduce", "exchange", p) == both
+    assert line("all-reduce", "exchange", p) == both
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 17])
+@pytest.mark.parametrize("n", [1e5, 3.2e7])
+def test_linear_pipeline_table_1_with_a_given_block(p, n):
+    b = 65536
+    blocks = p - 1 + n / b
+    filled = b * (p - 1) + n
+    for operation, expected in {
+        "broadcast": blocks * A + filled * B,
+        "reduce": blocks * A + filled * (B + G),
+        "all-reduce": 2 * blocks * A + filled * (2 * B + G),
+    }.items():
+        cost = closed_form(operation, "linear-pipeline:64KiB", flat(LINK), p)
+        assert cost.seconds(np.array([n])) == pytest.approx(expected)
+
+
+@given(
+    workers=st.integers(2, 64),
+    nbytes=st.floats(1, 1e9),
+    latency_s=st.floats(1e-7, 1e-2),
+    s_per_byte=st.floats(1e-11, 1e-6),
+    passes=st.sampled_from([1, 2]),
+    factor=st.floats(0.01, 100),
+)
+def test_no_other_block_is_better(workers, nbytes, latency_s, s_per_byte, passes, factor):
+    size = np.array([nbytes])
+    best = PipelineCost(workers, latency_s, s_per_byte, passes)
+    other_block = float(best.block_bytes(size)[0]) * factor
+    assume(1 <= other_block <= nbytes)
+    steps = passes * (workers - 1 + nbytes / other_block)
+    other_s = steps * latency_s + (other_block * (workers - 1) + nbytes) * s_per_byte
+    assert best.seconds(size)[0] <= other_s * (1 + 1e-9)
+
+
+def test_a_block_is_never_larger_than_the_message():
+    tiny = np.array([1.0, 10.0])
+    for block in (None, 1 << 20):
+        cost = PipelineCost(8, 1.0, 1e-9, 1, block)
+        assert (cost.block_bytes(tiny) <= tiny).all()
+
+
+@pytest.mark.parametrize("n", [2, 3, 16])
+def test_parameter_server(n):
+    assert line("all-reduce", "parameter-server", n) == (
+        2 * (n - 1) * A,
+        2 * (n - 1) * B + (n - 1) * G,
+    )
+    assert line("reduce", "parameter-server:2", n) == ((n - 1) * A, (n - 1) / 2 * (B + G))
+    assert line("broadcast", "parameter-server:2", n) == ((n - 1) * A, (n - 1) / 2 * B)
+
+
+@pytest.mark.parametrize("p", POWERS_OF_TWO)
+def test_gtopk_table_1(p):
+    density = 0.001
+    topk, gtopk = (
+        sparse_closed_form(Compression(method=method, density=density), flat(LINK), p)
+        for method in ("topk", "gtopk")
+    )
+    assert (topk.startup_s, topk.s_per_byte) == pytest.approx(
+        (log2(p) * A, 2 * (p - 1) * density * B)
+    )
+    assert (gtopk.startup_s, gtopk.s_per_byte) == pytest.approx(
+        (2 * log2(p) * A, 4 * log2(p) * density * B)
+    )
+
+
+W0, W1, W2 = 32e9, 12.5e9, 25e9
+TREE = Links(
+    levels=tuple(
+        Level(members=members, link=Link(latency_s=A, s_per_byte=1 / width))
+        for members, width in [(3, W0), (2, W1), (None, W2)]
+    )
+)
+
+
+def ring_pass(p, n, w):
+    return (p - 1) * A + (p - 1) / p * n / w
+
+
+def doubling_pass(p, n, w):
+    return log2(p) * A + (p - 1) / p * n / w
+
+
+def test_blueconnect_on_the_papers_three_level_example():
+    """12 learners: 3 GPUs, 2 nodes, 2 switches (its Figs. 1 and 4, Eqs. 6, 7 and 9)."""
+    n, slowest = 1e8, min(W0, W1, W2)
+    expected_s = 2 * (
+        ring_pass(3, n, W0)
+        + doubling_pass(2, n / 3, min(W0, W1 / 3))
+        + doubling_pass(2, n / 6, min(W0, W1 / 3, W2 / 6))
+    )
+    size = np.array([n])
+    assert closed_form("all-reduce", "blueconnect", TREE, 12).seconds(size) == pytest.approx(
+        expected_s
+    )
+    two_level_s = 2 * (
+        log2_up(3) * A + 2 / 3 * n / W0 + ring_pass(3, n, W0) + doubling_pass(4, n, slowest)
+    )
+    assert closed_form("all-reduce", "two-level", TREE, 12).seconds(size) == pytest.approx(
+        two_level_s
+    )
+    assert closed_form("all-reduce", "ring", TREE, 12).seconds(size) == pytest.approx(
+        2 * ring_pass(12, n, slowest)
+    )
+
+
+def log2_up(workers):
+    return int(np.ceil(np.log2(workers)))
+
+
+def test_blueconnect_on_a_torus():
+    """Only the GPUs of one node share its links (Eq. 10)."""
+    n = 1e8
+    torus = Links(levels=TREE.levels, topology="torus")
+    expected_s = 2 * (
+        ring_pass(3, n, W0)
+        + doubling_pass(2, n / 3, min(W0, W1 / 3))
+        + doubling_pass(2, n / 6, min(W0, W1 / 3, W2 / 3))
+    )
+    cost = closed_form("all-reduce", "blueconnect", torus, 12)
+    assert cost.seconds(np.array([n])) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("collective", ["blueconnect", "two-level"])
+def test_without_a_factorisation_there_is_one_ring(collective):
+    assert line("all-reduce", collective, 11, TREE) == line("all-reduce", "ring", 11, TREE).expected
+
+
+@given(workers=st.integers(1, 300))
+def test_factors_multiply_to_the_workers(workers):
+    factors = TREE.factors(workers)
+    if factors is None:
+        assert workers > 3
+        assert workers % 3 or (workers // 3) % 2
+    else:
+        assert prod(factors) == workers
+        assert len(factors) == 3
+
+
+@pytest.mark.parametrize("half", ["ring", "halving-doubling"])
+@pytest.mark.parametrize("workers", [2, 3, 5, 8, 33])
+def test_reduce_scatter_and_all_gather_make_an_all_reduce(half, workers):
+    scatter = closed_form("reduce-scatter", half, flat(LINK), workers)
+    gather = closed_form("all-gather", half, flat(LINK), workers)
+    whole = closed_form("all-reduce", half, flat(LINK), workers)
+    sizes = np.array([1.0, 1e3, 1e8])
+    assert scatter.seconds(sizes) + gather.seconds(sizes) == pytest.approx(whole.seconds(sizes))
+
+
+@pytest.mark.parametrize("collective", [c for op, c in FORMULAS if op == "all-reduce"])
+@pytest.mark.parametrize("workers", [2, 3, 7, 8])
+def test_only_the_printed_double_tree_is_below_the_bandwidth_bound(collective, workers):
+    """Every worker must send 2 (N-1)/N of the message; the paper's row for double trees forgets."""
+    nbytes = 1e12
+    link = Link(latency_s=A, s_per_byte=B)
+    cost = closed_form("all-reduce", collective, flat(link), workers)
+    bound_s = 2 * (workers - 1) / workers * B * nbytes
+    reachable = bool(cost.seconds(np.array([nbytes]))[0] >= bound_s)
+    assert reachable == (collective != "double-tree" or workers == 2)
+
+
+@pytest.mark.parametrize(
+    ("operation", "collective", "error", "complaint"),
+    [
+        ("broadcast", "ring", UnknownCost, "no formula for broadcast by 'ring'; there are linear"),
+        ("all-reduce", "rign", UnknownCost, "no formula for all-reduce by 'rign'"),
+        ("all-reduce", "ring:3", RequestError, "takes no argument, got '3'"),
+        ("all-reduce", "parameter-server:0", UnknownCost, "0 parameter servers among 4 workers"),
+        ("all-reduce", "parameter-server:5", UnknownCost, "5 parameter servers among 4 workers"),
+        ("all-reduce", "parameter-server:x", RequestError, "number of servers"),
+        ("reduce", "linear-pipeline:much", RequestError, "'much' is not a size"),
+    ],
+)
+def test_what_has_no_formula(operation, collective, error, complaint):
+    with pytest.raises(error, match=complaint):
+        closed_form(operation, collective, flat(LINK), 4)
+
+
+def test_a_curve_between_before_and_beyond_its_points():
+    curve = Curve(nbytes=(10, 20, 40, 60), measured_s=(1.0, 3.0, 2.0, 5.0))
+    asked = np.array([1.0, 10.0, 15.0, 20.0, 30.0, 60.0, 70.0])
+    # The last octave is from 20 to 60 bytes: its slope is 2 / 40.
+    assert curve.seconds(asked).tolist() == pytest.approx([1, 1, 2, 3, 2.5, 5, 5.5])
+    assert curve.known_to_bytes == 60
+
+
+@given(curve=curves())
+def test_a_curve_passes_through_its_points(curve):
+    asked = np.array(curve.nbytes, dtype=float)
+    assert curve.seconds(asked).tolist() == pytest.approx(list(curve.measured_s))
+
+
+@given(startup_s=st.floats(0, 10), s_per_byte=st.floats(0, 1))
+def test_fitting_a_line_finds_it_again(startup_s, s_per_byte):
+    sizes = np.array([1.0, 10.0, 500.0, 1000.0])
+    fitted = fit_line(sizes, startup_s + s_per_byte * sizes)
+    assert fitted.startup_s == pytest.approx(startup_s, abs=1e-6)
+    assert fitted.s_per_byte == pytest.approx(s_per_byte, abs=1e-8)
+
+
+def test_a_fitted_line_is_never_negative():
+    sizes = np.array([1.0, 2.0, 3.0])
+    assert fit_line(sizes, np.array([0.0, 1.0, 3.0])).startup_s == 0
+    assert fit_line(sizes, np.array([3.0, 2.0, 1.0])) == Line(startup_s=2.0, s_per_byte=0.0)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "measured_s", "complaint"),
+    [
+        ((1,), (1.0,), "at least two entries"),
+        ((1, 2), (1.0,), "2 entries and measured_s 1"),
+        ((0, 2), (1.0, 2.0), "must be positive, got 0"),
+        ((2, 2), (1.0, 2.0), "must increase, got 2 after 2"),
+        ((1, 2), (1.0, float("nan")), "at 2 bytes must be positive, got nan"),
+        ((1, 2), (2.0, 1.0), "falls over the last octave, slope -1"),
+    ],
+)
+def test_curves_that_cannot_be(nbytes, measured_s, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Curve(nbytes=nbytes, measured_s=measured_s)

@@ -1,0 +1,184 @@
+"""Files come back as they were written; anything else is one line with file, field and value."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from strategies import costs, traces
+
+from gradweave import (
+    CollectiveCost,
+    Compression,
+    FormatError,
+    Network,
+    Plan,
+    Timeline,
+    Trace,
+    files,
+    load_network,
+    make_plan,
+    presets,
+    simulate,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def there_and_back(value):
+    return files.loads(files.dumps(value), type(value), origin="text")
+
+
+@given(trace=traces(), cost=costs)
+def test_every_value_comes_back_as_it_was(trace, cost):
+    entry = CollectiveCost(operation="all-reduce", collective="native", workers=2, cost=cost)
+    network = Network(name="drawn", source="drawn", costs=(entry,))
+    plan = make_plan(trace, network, workers=2)
+    timeline = simulate(trace, plan, network, workers=2)
+    for value in (trace, network, plan, timeline):
+        assert there_and_back(value) == value
+
+
+def test_compression_and_links_come_back_too(small_trace):
+    network = load_network("blueconnect-48x4-p100-nvlink-100gbib")
+    plan = make_plan(
+        small_trace,
+        network,
+        workers=8,
+        compression=Compression(method="gtopk", density=0.001),
+    )
+    assert there_and_back(network) == network
+    assert there_and_back(plan) == plan
+
+
+@pytest.mark.parametrize("kind", [Trace, Network, Plan, Timeline])
+def test_files_of_version_1_stay_readable(kind):
+    """These were written once and are never rewritten: users keep such files."""
+    path = GOLDEN / f"{kind.__name__.lower()}-1.json"
+    assert files.dumps(files.read(path, kind)) == path.read_text()
+
+
+@pytest.mark.parametrize("name", presets.trace_names())
+def test_shipped_traces(name):
+    trace = presets.load_trace(name)
+    assert trace.name == name
+    assert trace.origin == ("measured" if name == "googlenet-k80" else "estimated")
+
+
+@pytest.mark.parametrize("name", presets.network_names())
+def test_shipped_networks(name):
+    assert presets.load_network(name).name == name
+
+
+def broken(document, *path, value):
+    """A copy in which one place has another value."""
+    copy = json.loads(json.dumps(document))
+    *parents, last = path
+    place = copy
+    for key in parents:
+        place = place[key]
+    place[last] = value
+    return copy
+
+
+@pytest.fixture
+def document(small_trace):
+    return json.loads(files.dumps(small_trace))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        (["schema"], "gradweave.trace/2", "schema: expected 'gradweave.trace/1', found 'gradweave"),
+        (["color"], "red", "Object contains unknown field `color`"),
+        (["tensors", 1, "size"], 3, r"tensors[1]: Object contains unknown field `size`"),
+        (["tensors", 1, "ready_s"], -1, r"tensors[1]: 'b': ready_s must be a number >= 0, got -1"),
+        (["tensors", 1, "ready_s"], float("nan"), r"tensors[1]: 'b': ready_s must be a number >="),
+        (["tensors", 1, "ready_s"], 0.5, "ready_s of 'b' is 0.5, earlier than 1.0 of 'c'"),
+        (["tensors", 1, "name"], "c", "tensors: 'c' stands twice"),
+        (["tensors", 1, "elements"], 0, r"tensors[1]: 'b': elements must be positive, got 0"),
+        (["tensors", 1, "elements"], "x", r"tensors[1].elements: Expected `int`, got `str`, the v"),
+        (["tensors", 1, "elements"], 1.5, r"tensors[1].elements: Expected `int`, got `float`, the"),
+        (["tensors"], [], "tensors must not be empty"),
+        (["tensors"], 3, "tensors: Expected `array`, got `int`, the value is 3"),
+        (["origin"], "guessed", "origin: Invalid enum value 'guessed'"),
+    ],
+)
+def test_traces_that_are_not(tmp_path, document, path, value, complaint):
+    file = tmp_path / "bad.json"
+    file.write_text(json.dumps(broken(document, *path, value=value)))
+    with pytest.raises(FormatError) as caught:
+        files.read(file, Trace)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: ")
+    assert complaint in message
+    assert "\n" not in message
+
+
+def test_a_missing_field_is_named(document):
+    del document["tensors"][2]["forward_s"]
+    with pytest.raises(FormatError, match=r"tensors\[2\]: .*missing required field `forward_s`"):
+        files.loads(json.dumps(document), Trace, origin="text")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_truncated_file(small_trace, share):
+    text = files.dumps(small_trace)
+    cut = text[: int(len(text.rstrip()) * share)]
+    with pytest.raises(FormatError, match=r"text: not complete JSON .* is the file truncated"):
+        files.loads(cut, Trace, origin="text")
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", '"gradweave.trace/1"'])
+def test_json_that_is_no_document(text):
+    with pytest.raises(FormatError, match=r"schema: expected 'gradweave.trace/1', found None"):
+        files.loads(text, Trace, origin="text")
+
+
+def test_a_key_that_stands_twice():
+    with pytest.raises(FormatError, match="key 'name' stands twice in one object"):
+        files.loads('{"name": "a", "name": "b"}', Trace, origin="text")
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    file = tmp_path / "binary.json"
+    file.write_bytes(b"\x80\x81")
+    with pytest.raises(FormatError, match="not a text file"):
+        files.read(file, Trace)
+
+
+@pytest.mark.parametrize(
+    ("cost", "complaint"),
+    [
+        (
+            {"kind": "line", "startup_s": 1e-3, "s_per_byte": -1e-9},
+            r"costs[0].cost: s_per_byte must be a number >= 0, got -1e-09",
+        ),
+        (
+            {"kind": "curve", "nbytes": [1, 2], "measured_s": [2.0, 1.0]},
+            r"costs[0].cost: measured_s falls over the last octave",
+        ),
+        ({"kind": "spline"}, r"costs[0].cost.kind: Invalid value 'spline'"),
+    ],
+)
+def test_networks_that_are_not(cost, complaint):
+    entry = {"operation": "all-reduce", "collective": "native", "workers": 2, "cost": cost}
+    document = {"schema": "gradweave.network/1", "name": "n", "source": "", "costs": [entry]}
+    with pytest.raises(FormatError) as caught:
+        files.loads(json.dumps(document), Network, origin="text")
+    assert complaint in str(caught.value)
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, small_trace, monkeypatch):
+    file = tmp_path / "trace.json"
+    files.write(file, small_trace)
+    before = file.read_text()
+
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write(file, small_trace.with_bytes_per_element(2))
+    assert file.read_text() == before
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,0 +1,88 @@
+import pytest
+
+from gradweave import CollectiveCost, Compression, Network, UnknownCost, load_network
+from gradweave.costs import Line, Link, flat
+
+FITTED = Network(
+    name="fitted",
+    source="made up",
+    costs=tuple(
+        CollectiveCost(
+            operation="all-reduce",
+            collective="native",
+            workers=workers,
+            cost=Line(startup_s=1.0 * workers, s_per_byte=0.5),
+        )
+        for workers in (2, 16)
+    ),
+)
+
+
+def test_it_answers_for_the_number_of_workers_it_knows():
+    assert FITTED.seconds("all-reduce", "native", nbytes=10, workers=2) == 7.0
+    assert FITTED.seconds("all-reduce", "native", nbytes=10, workers=16) == 21.0
+    assert FITTED.seconds("all-reduce", "native", nbytes=10, workers=1) == 0.0
+    assert FITTED.known_workers == (2, 16)
+    assert FITTED.default_collective == "native"
+
+
+@pytest.mark.parametrize(
+    ("operation", "collective", "workers", "complaint"),
+    [
+        ("all-reduce", "native", 8, "'fitted' knows all-reduce by 'native' for 2, 16 workers, not"),
+        ("all-reduce", "ring", 2, "does not know all-reduce by 'ring'; it knows all-reduce by 'n"),
+        ("all-reduce", "native", 0, "workers must be at least 1, got 0"),
+    ],
+)
+def test_it_refuses_what_it_does_not_know(operation, collective, workers, complaint):
+    with pytest.raises(UnknownCost, match=complaint):
+        FITTED.cost(operation, collective, workers=workers)
+
+
+def test_what_was_measured_comes_before_the_formula():
+    both = Network(
+        name="both",
+        source="made up",
+        costs=(
+            CollectiveCost(
+                operation="all-reduce",
+                collective="ring",
+                workers=4,
+                cost=Line(startup_s=9.0, s_per_byte=0.0),
+            ),
+        ),
+        links=flat(Link(latency_s=1.0, s_per_byte=0.0)),
+    )
+    assert both.seconds("all-reduce", "ring", nbytes=1, workers=4) == 9.0
+    assert both.seconds("all-reduce", "ring", nbytes=1, workers=3) == 4.0
+    assert both.known_workers is None
+
+
+@pytest.mark.parametrize("collective", ["ring", "parameter-server", "parameter-server:3"])
+def test_the_phases_of_a_message_add_up_to_its_all_reduce(collective, linked_network):
+    phases = linked_network.phases(collective, workers=5)
+    whole = linked_network.cost("all-reduce", collective, workers=5)
+    total = phases[0][1]
+    for _, cost in phases[1:]:
+        total = total.plus(cost)
+    assert (total.startup_s, total.s_per_byte) == pytest.approx((whole.startup_s, whole.s_per_byte))
+    names = [name for name, _ in phases]
+    assert names == (["push", "pull"] if "server" in collective else ["all-reduce"])
+
+
+def test_a_sparse_exchange_needs_links():
+    sparse = Compression(method="gtopk", density=0.01)
+    with pytest.raises(UnknownCost, match=r"'fitted' has no links, so the exchange of gtopk:0.01"):
+        FITTED.cost("all-reduce", "native", workers=2, compression=sparse)
+    with pytest.raises(UnknownCost, match="not a broadcast"):
+        load_network("gtopk-1gbe").cost("broadcast", "ring", workers=2, compression=sparse)
+
+
+def test_a_network_knows_something():
+    with pytest.raises(ValueError, match="costs and links are both missing"):
+        Network(name="empty", source="made up")
+
+
+def test_a_cost_stands_once():
+    with pytest.raises(ValueError, match="all-reduce by 'native' for 2 workers stands twice"):
+        Network(name="twice", source="made up", costs=(FITTED.costs[0], FITTED.costs[0]))

@@ -1,0 +1,196 @@
+"""The simulator against numbers worked out by hand, and what must hold for any job."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import end_of_communication_s, lines, traces
+
+from gradweave import CollectiveCost, Network, RequestError, load_network, load_trace, simulate
+from gradweave.planning import PLANNERS, make_plan
+from gradweave.simulation import Case, Jitter, cases, run
+from gradweave.simulation.jitter import slowest
+
+NAMES = ["fixed:100B" if name == "fixed" else name for name in PLANNERS]
+
+
+def network_of(cost, workers=2):
+    entry = CollectiveCost(operation="all-reduce", collective="native", workers=workers, cost=cost)
+    return Network(name="drawn", source="drawn", costs=(entry,))
+
+
+def spans_of(timeline, lane):
+    return [(s.label, s.start_s, s.end_s) for s in timeline.spans if s.lane == lane]
+
+
+def test_an_iteration_by_hand(small_trace, linked_network):
+    """Three workers, ring: a = 4 * 0.25 = 1, b = 2/3 * (0.002 + 0.0005)."""
+    b = 2 / 3 * 0.0025
+    plan = make_plan(small_trace, linked_network, workers=3, planner="wfbp")
+    timeline = simulate(small_trace, plan, linked_network, workers=3)
+    assert spans_of(timeline, "forward") == [("a", 0.0, 1.5), ("c", 1.5, 2.0)]
+    assert spans_of(timeline, "backward") == [("c", 2.0, 3.0), ("a", 3.0, 5.0)]
+    first_s, second_s = 3.0 + 1 + 400 * b, 3.0 + 2 + 404 * b
+    assert spans_of(timeline, "communication") == [
+        ("all-reduce 1", 3.0, pytest.approx(first_s)),
+        ("all-reduce 2", pytest.approx(first_s), pytest.approx(second_s)),
+        ("all-reduce 3", pytest.approx(second_s), pytest.approx(second_s + 1 + 1000 * b)),
+    ]
+
+
+def test_a_parameter_server_pushes_then_pulls(small_trace, linked_network):
+    plan = make_plan(
+        small_trace, linked_network, workers=3, planner="single", collective="parameter-server"
+    )
+    timeline = simulate(small_trace, plan, linked_network, workers=3)
+    push_s, pull_s = 2 * (0.25 + 1404 * 0.0015), 2 * (0.25 + 1404 * 0.001)
+    assert spans_of(timeline, "communication") == [
+        ("push 1", 5.0, pytest.approx(5.0 + push_s)),
+        ("pull 1", pytest.approx(5.0 + push_s), pytest.approx(5.0 + push_s + pull_s)),
+    ]
+
+
+def test_naive_sends_nothing_before_backward_has_ended(small_trace, linked_network):
+    plan = make_plan(small_trace, linked_network, workers=3, planner="naive")
+    timeline = simulate(small_trace, plan, linked_network, workers=3)
+    assert min(start_s for _, start_s, _ in spans_of(timeline, "communication")) == 5.0
+    assert timeline.overlap == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(trace=traces(), line=lines)
+@settings(max_examples=40)
+def test_every_job_keeps_these_laws(name, trace, line):
+    network = network_of(line)
+    plan = make_plan(trace, network, workers=2, planner=name)
+    timeline = simulate(trace, plan, network, workers=2)
+    assert timeline.compute_s == pytest.approx(trace.compute_s)
+    assert timeline.iteration_s >= trace.compute_s * (1 - 1e-12)
+    assert timeline.iteration_s == pytest.approx(timeline.compute_s + timeline.exposed_s)
+    sent_bytes = sum(span.nbytes for span in timeline.spans)
+    assert sent_bytes == trace.nbytes.sum()
+    messages = [span for span in timeline.spans if span.lane == "communication"]
+    total_s = line.startup_s * len(messages) + line.s_per_byte * sent_bytes
+    assert timeline.communication_s == pytest.approx(total_s)
+    if plan.overlap:
+        end_s = trace.forward_s + end_of_communication_s(trace, list(plan.lengths), line)
+        assert timeline.iteration_s == pytest.approx(end_s)
+
+
+def test_one_worker_only_computes(small_trace, linked_network):
+    plan = make_plan(small_trace, linked_network, workers=1)
+    timeline = simulate(small_trace, plan, linked_network, workers=1)
+    assert timeline.iteration_s == small_trace.compute_s
+    assert timeline.efficiency == 1
+
+
+def test_a_plan_for_another_trace_is_refused(small_trace, linked_network):
+    plan = make_plan(load_trace("alexnet"), linked_network, workers=2)
+    with pytest.raises(ValueError, match="are in no bucket"):
+        simulate(small_trace, plan, linked_network, workers=2)
+
+
+def test_cases_are_all_combinations(small_trace, linked_network):
+    made = cases(
+        [small_trace],
+        [linked_network, load_network("k80-10gbe")],
+        workers=[2, 4],
+        planners=["wfbp", "single"],
+        collectives=[None, "double-tree"],
+    )
+    assert len(made) == 16
+    assert {case.collective for case in made} == {"ring", "double-tree"}
+
+
+def outcome(trace, network, workers, planner, **options):
+    case = Case(trace=trace, network=network, workers=workers, planner=planner, collective="ring")
+    return run(case, **options).outcome
+
+
+def test_the_papers_64_workers():
+    """MG-WFBP over WFBP and over a single message: 1.78 and 1.35 in the paper."""
+    trace, network = load_trace("googlenet-k80"), load_network("k80-10gbe")
+    wfbp, single, merged = (
+        outcome(trace, network, 64, name).iteration_s for name in ("wfbp", "single", "mgwfbp")
+    )
+    assert 1.70 <= wfbp / merged <= 1.90
+    assert 1.25 <= single / merged <= 1.40
+
+
+@pytest.mark.parametrize("workers", [256, 512, 1024, 2048])
+@pytest.mark.parametrize("name", ["googlenet-k80", "resnet50"])
+def test_mgwfbp_sends_a_single_message_from_256_workers_up_and_the_optimum_is_better(name, workers):
+    trace, network = load_trace(name), load_network("k80-10gbe")
+    assert outcome(trace, network, workers, "mgwfbp").messages == 1
+    single_s = outcome(trace, network, workers, "single").iteration_s
+    assert outcome(trace, network, workers, "optimal:0").iteration_s < single_s
+
+
+def test_one_message_per_tensor_is_best_on_few_workers_and_worst_on_many():
+    trace, network = load_trace("googlenet-k80"), load_network("k80-10gbe")
+    faster = [
+        outcome(trace, network, workers, "wfbp").iteration_s
+        < outcome(trace, network, workers, "single").iteration_s
+        for workers in (4, 8, 16, 64, 128, 2048)
+    ]
+    assert faster == [True, True, True, False, False, False]
+
+
+@given(trace=traces(), spread=st.floats(0, 1), workers=st.integers(1, 9), seed=st.integers(0, 99))
+def test_the_slowest_worker_is_a_trace_again(trace, spread, workers, seed):
+    random = np.random.default_rng(seed)
+    slow = slowest(trace, Jitter(spread=spread), workers=workers, random=random)
+    assert [t.name for t in slow.tensors] == [t.name for t in trace.tensors]
+    assert slow.nbytes.tolist() == trace.nbytes.tolist()
+    if spread == 0:
+        assert slow.compute_s == pytest.approx(trace.compute_s)
+
+
+def test_a_straggler_slows_everybody(small_trace, linked_network):
+    slow = outcome(
+        small_trace,
+        linked_network,
+        4,
+        "single",
+        jitter=Jitter(stragglers=1, slowdown=2.0),
+        iterations=3,
+    )
+    alone = outcome(small_trace, linked_network, 4, "single")
+    assert slow.iteration_s - alone.iteration_s == pytest.approx(small_trace.compute_s)
+    assert slow.compute_s == small_trace.compute_s
+    assert slow.efficiency < alone.efficiency
+
+
+def test_more_workers_wait_longer_for_the_slowest(small_trace, linked_network):
+    def mean_compute_s(workers):
+        random = np.random.default_rng(1)
+        jitter = Jitter(spread=0.2)
+        drawn = [slowest(small_trace, jitter, workers=workers, random=random) for _ in range(200)]
+        return np.mean([trace.compute_s for trace in drawn])
+
+    assert mean_compute_s(1) == pytest.approx(small_trace.compute_s, rel=0.05)
+    assert mean_compute_s(1) < mean_compute_s(4) < mean_compute_s(64)
+
+
+def test_a_seed_repeats_a_run(small_trace, linked_network):
+    def jittered(seed):
+        return outcome(
+            small_trace,
+            linked_network,
+            4,
+            "wfbp",
+            jitter=Jitter(spread=0.3),
+            iterations=5,
+            seed=seed,
+        )
+
+    assert jittered(1) == jittered(1)
+    assert jittered(1).iteration_s != jittered(2).iteration_s
+
+
+def test_jitter_that_cannot_be(small_trace, linked_network):
+    for fields in ({"spread": -1.0}, {"slowdown": 0.5}, {"stragglers": -1}):
+        with pytest.raises(ValueError, match=next(iter(fields))):
+            Jitter(**fields)
+    with pytest.raises(RequestError, match="5 stragglers among 4 workers"):
+        outcome(small_trace, linked_network, 4, "wfbp", jitter=Jitter(stragglers=5))
