@@ -1,9 +1,10 @@
 """Write docs/results.md and its pictures: ``make results``."""
 
-from . import mgwfbp_ring, mgwfbp_messages, mgwfbp_trees
+from . import mgwfbp
 
-for m in (mgwfbp_ring, mgwfbp_messages, mgwfbp_trees):
-    s = m.section()
+for m in (mgwfbp,):
+    s = m.chapter()
     print(s.markdown)
-    for n, c in s.pictures.items():
-        c.save(f"/tmp/{n}.svg")
+    for x in s.sections:
+        for n, c in x.pictures.items():
+            c.save(f"/tmp/{n}.svg")

@@ -11,7 +11,7 @@ Row = Mapping[str, str | float]
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, BLACK = "#56B4E9", "#D55E00", "#000000"
 
-SOLID, DASHED, DOTTED = (1, 0), (6, 3), (2, 2)
+SOLID, DASHED, DOTTED, SPACED = (1, 0), (5, 3), (2, 2), (9, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ PLANNERS: Looks = {
     "wfbp": Look(ORANGE),
     "single": Look(PURPLE, DASHED),
     "mgwfbp": Look(BLUE, DOTTED),
-    "optimal": Look(GREEN),
+    "optimal": Look(GREEN, SPACED),
 }
 
 
@@ -41,6 +41,7 @@ class Axis:
     log_base: int | None = None  # None: linear, from zero
     format: str = "~s"
     ticks: Sequence[float] | None = None
+    ends: tuple[float, float] | None = None  # None: those of the data
 
     def x(self) -> alt.X:
         return alt.X(f"{self.field}:Q", scale=self._scale(), axis=self._axis())
@@ -49,9 +50,10 @@ class Axis:
         return alt.Y(f"{self.field}:Q", scale=self._scale(), axis=self._axis())
 
     def _scale(self) -> alt.Scale:
+        domain = alt.Undefined if self.ends is None else list(self.ends)
         if self.log_base is None:
-            return alt.Scale(zero=True)
-        return alt.Scale(type="log", base=self.log_base, nice=False)
+            return alt.Scale(zero=True, domain=domain)
+        return alt.Scale(type="log", base=self.log_base, nice=False, domain=domain)
 
     def _axis(self) -> alt.Axis:
         # Vega drops a label at the very end of an axis unless told not to.
@@ -77,9 +79,16 @@ EFFICIENCY = Axis(field="efficiency", title="scaling efficiency", format="%")
 
 
 def lines(
-    rows: Sequence[Row], *, x: Axis, y: Axis, looks: Looks, size: tuple[int, int]
+    rows: Sequence[Row],
+    *,
+    x: Axis,
+    y: Axis,
+    looks: Looks,
+    size: tuple[int, int],
+    points: bool = True,
 ) -> alt.Chart:
     """One line per value of ``series``."""
+    dots = alt.OverlayMarkDef(size=24, filled=True) if points else False
     dash = alt.StrokeDash(
         "series:N",
         scale=alt.Scale(domain=list(looks), range=[list(look.dash) for look in looks.values()]),
@@ -88,7 +97,7 @@ def lines(
     width, height = size
     chart: alt.Chart = (
         data_chart(rows)
-        .mark_line(point=alt.OverlayMarkDef(size=24, filled=True), strokeWidth=2)
+        .mark_line(point=dots, strokeWidth=2)
         .encode(x=x.x(), y=y.y(), color=colour(looks, LINE_LEGEND), strokeDash=dash)
         .properties(width=width, height=height)
     )
@@ -122,10 +131,9 @@ def in_panels(
 def finished(chart: alt.TopLevelMixin, title: str) -> alt.TopLevelMixin:
     """With the title that says what to see, and the legend below."""
     heading = alt.TitleParams(title, anchor="start", fontSize=13, offset=10)
-    done: alt.TopLevelMixin = (
-        chart.properties(title=heading)
-        .configure_legend(orient="bottom", direction="horizontal")
-        .configure_axis(gridColor="#e6e6e6")
-        .configure(aria=False)  # halves the file; the page has a description
+    done: alt.TopLevelMixin = chart.properties(title=heading).configure(
+        legend=alt.LegendConfig(orient="bottom", direction="horizontal"),
+        axis=alt.AxisConfig(gridColor="#e6e6e6"),
+        aria=False,  # smaller files; the page has the descriptions
     )
     return done

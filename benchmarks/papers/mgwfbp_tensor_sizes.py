@@ -1,0 +1,171 @@
+"""MG-WFBP journal, Fig. 5: how large the tensors of six models are, over what sending them costs."""
+
+from collections import Counter
+
+import altair as alt
+import numpy as np
+
+from gradweave import Trace, load_trace
+from gradweave.costs import Line
+
+from . import charts
+from .mgwfbp_clusters import MODELS, WORKERS, clusters
+from .page import Section, claim, differences, paragraph, picture, table, whole_percent
+
+# Journal 6.2: "ResNet-152 has 150 tensors whose size is 1024 bytes", "DenseNet-161 has 160 tensors
+# whose size is 768 bytes".
+PAPER_SIZES = {"ResNet-152": (1024, 150), "DenseNet-161": (768, 160)}
+
+MODEL_LOOKS = {
+    model: charts.Look(colour)
+    for model, colour in zip(
+        MODELS,
+        (
+            charts.BLACK,
+            charts.ORANGE,
+            charts.VERMILION,
+            charts.SKY,
+            charts.BLUE,
+            charts.GREEN,
+        ),
+        strict=True,
+    )
+}
+CLUSTER_LOOKS = {
+    "cluster 1": charts.Look(charts.BLACK),
+    "cluster 2": charts.Look(charts.BLUE, charts.DASHED),
+    "cluster 3": charts.Look(charts.GREEN, charts.DOTTED),
+}
+SMALLEST_BYTES, LARGEST_BYTES = 100, 20e6
+BYTES = charts.Axis(
+    field="nbytes",
+    title="bytes of one tensor",
+    log_base=10,
+    ticks=(1e2, 1e3, 1e4, 1e5, 1e6, 1e7),
+    ends=(SMALLEST_BYTES, LARGEST_BYTES),
+)
+
+
+def section() -> Section:
+    return Section(
+        title="Tensor sizes over the cost of an all-reduce (journal Fig. 5)",
+        parts=[
+            picture("results-tensor-sizes", "tensor sizes above the cost of sending them"),
+            paragraph(how_to_read()),
+            sizes_table(),
+            differences([counts_difference(), curves_difference()]),
+        ],
+        pictures={"results-tensor-sizes": chart()},
+    )
+
+
+def traces() -> dict[str, Trace]:
+    return {model: load_trace(preset) for model, preset in MODELS.items()}
+
+
+def all_reduce_lines() -> dict[str, Line]:
+    """The journal's fits of Fig. 4."""
+    lines = {}
+    for cluster in clusters():
+        network = cluster.network
+        cost = network.cost("all-reduce", network.default_collective, workers=WORKERS)
+        lines[cluster.name] = cost.line(1e8)
+    return lines
+
+
+def startup_shares(trace: Trace) -> list[float]:
+    """Of the tensors, those whose start-up exceeds their transfer; one share per cluster."""
+    lines = all_reduce_lines().values()
+    return [float((trace.nbytes * line.s_per_byte < line.startup_s).mean()) for line in lines]
+
+
+def how_to_read() -> str:
+    sizes = {name: line.startup_s / line.s_per_byte for name, line in all_reduce_lines().items()}
+    listing = ", ".join(f"{nbytes / 1e6:.2f} MB on {name}" for name, nbytes in sizes.items())
+    least = min(share for trace in traces().values() for share in startup_shares(trace))
+    return f"""
+        A message below a certain size costs more in start-up than in transfer: {listing}. At least
+        {whole_percent(least)} of the tensors of every model are smaller. Sizes are exact, for 4-byte
+        gradients; in the GoogLeNet trace, weight and bias of a layer are one.
+    """
+
+
+def sizes_table() -> str:
+    header = ["model", "tensors", "median size", "most frequent size"]
+    header += [f"start-up exceeds transfer, {name}" for name in all_reduce_lines()]
+    return table(header, [sizes_row(model, trace) for model, trace in traces().items()])
+
+
+def sizes_row(model: str, trace: Trace) -> list[str]:
+    size, count = Counter(tensor.nbytes for tensor in trace.tensors).most_common(1)[0]
+    return [
+        model,
+        f"{len(trace.tensors)}",
+        f"{np.median(trace.nbytes):,.0f} B",
+        f"{size:,} B ({count} tensors)",
+        *(whole_percent(share) for share in startup_shares(trace)),
+    ]
+
+
+def counts_difference() -> str:
+    found = traces()
+    ours = {
+        model: sum(tensor.nbytes == size for tensor in found[model].tensors)
+        for model, (size, _) in PAPER_SIZES.items()
+    }
+    listing = "; ".join(
+        f"{model} has {ours[model]} tensors of {size} bytes (paper: {count})"
+        for model, (size, count) in PAPER_SIZES.items()
+    )
+    return claim(
+        f"""{listing}. Implementations of one architecture differ by a few tensors; ours are
+        pytorchcv's.""",
+        holds=all(abs(ours[model] - count) <= 2 for model, (_, count) in PAPER_SIZES.items()),
+    )
+
+
+def curves_difference() -> str:
+    return """The paper's figure has two cost curves and does not name them; we draw all three
+        clusters, from the lines of its Fig. 4."""
+
+
+def chart() -> alt.TopLevelMixin:
+    """Two panels over the same bytes."""
+    both: alt.VConcatChart = alt.vconcat(frequency_chart(), cost_chart(), spacing=4)
+    independent = both.resolve_scale(color="independent", strokeDash="independent")
+    return charts.finished(independent, "Most tensors cost their start-up and little else")
+
+
+def frequency_chart() -> alt.Chart:
+    rows: list[charts.Row] = [
+        {"series": model, "nbytes": size, "tensors": count}
+        for model, trace in traces().items()
+        for size, count in sorted(Counter(tensor.nbytes for tensor in trace.tensors).items())
+    ]
+    count = charts.Axis(field="tensors", title="tensors of this size", log_base=10, format="d")
+    frequency: alt.Chart = (
+        charts.data_chart(rows)
+        .mark_point(filled=True, size=26, opacity=0.75)
+        .encode(
+            x=BYTES.x(),
+            y=count.y(),
+            color=charts.colour(MODEL_LOOKS, charts.SQUARE_LEGEND),
+        )
+        .properties(width=620, height=180)
+    )
+    return frequency
+
+
+def cost_chart() -> alt.Chart:
+    sizes = np.geomspace(SMALLEST_BYTES, LARGEST_BYTES, 41)
+    rows: list[charts.Row] = [
+        {
+            "series": name,
+            "nbytes": float(size),
+            "ms": (line.startup_s + line.s_per_byte * size) * 1e3,
+        }
+        for name, line in all_reduce_lines().items()
+        for size in sizes
+    ]
+    cost = charts.Axis(field="ms", title="all-reduce, ms", log_base=10)
+    return charts.lines(rows, x=BYTES, y=cost, looks=CLUSTER_LOOKS, size=(620, 110), points=False)
