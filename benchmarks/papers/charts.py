@@ -39,7 +39,7 @@ class Axis:
     field: str
     title: str
     log_base: int | None = None  # None: linear, from zero
-    format: str = "~s"
+    format: str = "~g"
     ticks: Sequence[float] | None = None
     ends: tuple[float, float] | None = None  # None: those of the data
 

@@ -46,6 +46,7 @@ LARGE_CLUSTERS = tuple(workers for workers in PAPER_WORKERS if workers > COMPARE
 
 def section() -> Section:
     google, tensors, layers = by("ring")
+    panels = {sweep.job.label: sweep for sweep in (google, tensors)}
     title = "By ring, mgwfbp falls back to a single message; optimal keeps overlapping"
     return Section(
         title="Scaling by ring, 4 to 2048 workers (journal Fig. 10)",
@@ -58,7 +59,7 @@ def section() -> Section:
             bullets(findings()),
             differences([googlenet_difference(), resnet_difference(), efficiency_difference()]),
         ],
-        pictures={"results-scaling-ring": efficiency_chart((google, tensors), title)},
+        pictures={"results-scaling-ring": efficiency_chart(panels, title)},
         highlights=highlights(),
     )
 
@@ -235,8 +236,8 @@ def resnet_difference() -> str:
     paper = PAPER_WFBP["ResNet-50"]
     return claim(
         f"""ResNet-50: no trace was published; ours is *estimated* from operation counts at the
-        speed of the GoogLeNet trace. `single` / `mgwfbp` needs only total times and bytes, and agrees.
-        `wfbp` / `mgwfbp` depends on what counts as a layer, because each costs a start-up:
+        speed of the GoogLeNet trace. `single` / `mgwfbp` needs only total times and bytes, and
+        agrees. `wfbp` / `mgwfbp` depends on what counts as a layer, because each costs a start-up:
         {tensors.job.layers}, as PyTorch and the journal's Table 4 count, give {times(between[1])};
         {layers.job.layers}, each normalisation joined to its convolution, give {times(between[0])}.
         The paper's {times(paper)} lies between.""",

@@ -1,6 +1,6 @@
 """The MG-WFBP paper's two simulated models, planned and simulated for 4 to 2048 workers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -137,24 +137,25 @@ def googlenet_adding() -> Sweep:
     return Sweep(googlenet(), k80_network_that_adds(), "ring")
 
 
-def efficiency_chart(sweeps: Sequence[Sweep], title: str) -> alt.TopLevelMixin:
+def efficiency_chart(
+    panels: Mapping[str, Sweep], title: str, *, height: int = 220
+) -> alt.TopLevelMixin:
     rows: list[charts.Row] = [
         {
-            "panel": sweep.job.label,
+            "panel": panel,
             "series": planner,
             "workers": workers,
             "efficiency": sweep.outcome(planner, workers).efficiency,
         }
-        for sweep in sweeps
+        for panel, sweep in panels.items()
         for planner in charts.PLANNERS
         for workers in PAPER_WORKERS
     ]
     workers = charts.workers_axis(PAPER_WORKERS)
     chart = charts.lines(
-        rows, x=workers, y=charts.EFFICIENCY, looks=charts.PLANNERS, size=(290, 220)
+        rows, x=workers, y=charts.EFFICIENCY, looks=charts.PLANNERS, size=(290, height)
     )
-    panels = [sweep.job.label for sweep in sweeps]
-    return charts.finished(charts.in_panels(chart, panels, columns=2), title)
+    return charts.finished(charts.in_panels(chart, list(panels), columns=2), title)
 
 
 @cache

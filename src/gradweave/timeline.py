@@ -59,7 +59,7 @@ class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The share of communication hidden behind computation; 1 where there is none to hide."""
         if self.communication_s == 0:
             return 1.0
-        return 1.0 - self.exposed_s / self.communication_s
+        return max(0.0, 1.0 - self.exposed_s / self.communication_s)
 
     @property
     def efficiency(self) -> float:

@@ -136,7 +136,7 @@ def _outcome(case: Case, plan: Plan, timelines: Sequence[Timeline]) -> Outcome:
         iteration_s=iteration_s,
         iteration_p95_s=float(np.quantile(iterations_s, 0.95)),
         exposed_s=exposed_s,
-        overlap=1.0 - exposed_s / communication_s if communication_s else 1.0,
+        overlap=float(np.mean([timeline.overlap for timeline in timelines])),
         efficiency=efficiency,
         speedup=case.workers * efficiency,
         samples_per_s=case.workers * case.trace.batch_size / iteration_s,
