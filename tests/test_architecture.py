@@ -11,9 +11,12 @@ PACKAGE = Path(gradweave.__file__).parent
 
 # Left may import right, never the other way round. One layer is one set.
 LAYERS: list[set[str]] = [
+    {"__main__"},
     {"cli"},
+    {"lab", "measure"},
+    {"comm"},
     {"simulation"},
-    {"planning"},
+    {"planning", "collectives"},
     {"presets"},
     {"files"},
     {"network", "plan", "timeline"},
@@ -23,7 +26,8 @@ LAYERS: list[set[str]] = [
     {"words"},
     {"errors"},
 ]
-PURE = set().union(*LAYERS[1:])
+WITH_TORCH = {"comm", "measure"}
+PURE = set().union(*LAYERS) - WITH_TORCH
 
 
 def modules() -> dict[str, list[Path]]:

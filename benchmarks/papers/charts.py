@@ -39,7 +39,7 @@ class Axis:
     field: str
     title: str
     log_base: int | None = None  # None: linear, from zero
-    format: str = "~g"
+    format: str = ","
     ticks: Sequence[float] | None = None
     ends: tuple[float, float] | None = None  # None: those of the data
 
@@ -52,7 +52,7 @@ class Axis:
     def _scale(self) -> alt.Scale:
         domain = alt.Undefined if self.ends is None else list(self.ends)
         if self.log_base is None:
-            return alt.Scale(zero=True, domain=domain)
+            return alt.Scale(zero=self.ends is None, domain=domain)
         return alt.Scale(type="log", base=self.log_base, nice=False, domain=domain)
 
     def _axis(self) -> alt.Axis:
@@ -104,6 +104,21 @@ def lines(
     return chart
 
 
+def labelled_points(rows: Sequence[Row], *, x: Axis, y: Axis) -> tuple[alt.Chart, alt.Chart]:
+    """The papers' figures: black diamonds with ``label`` to their left."""
+    points: alt.Chart = (
+        data_chart(rows)
+        .mark_point(shape="diamond", filled=True, size=70, color=BLACK, opacity=1)
+        .encode(x=x.x(), y=y.y())
+    )
+    labels: alt.Chart = (
+        data_chart(rows)
+        .mark_text(align="right", dx=-7, fontSize=10, color=BLACK)
+        .encode(x=x.x(), y=y.y(), text=alt.Text("label:N"))
+    )
+    return points, labels
+
+
 def data_chart(rows: Sequence[Row]) -> alt.Chart:
     return alt.Chart(alt.InlineData(values=[dict(row) for row in rows]))
 
@@ -116,15 +131,11 @@ def colour(looks: Looks, legend: alt.Legend) -> alt.Color:
     )
 
 
-def in_panels(
-    chart: alt.Chart, panels: Sequence[str], *, columns: int, own_y: bool = False
-) -> alt.TopLevelMixin:
+def in_panels(chart: alt.Chart, panels: Sequence[str], *, columns: int) -> alt.TopLevelMixin:
     """One panel per value of ``panel``, in the given order."""
     header = alt.Header(title=None, labelFontSize=12, labelFontWeight="bold")
     facet = alt.Facet("panel:N", sort=list(panels), header=header)
     panelled: alt.FacetChart = chart.facet(facet=facet, columns=columns, spacing=18)
-    if own_y:
-        panelled = panelled.resolve_scale(y="independent")
     return panelled
 
 

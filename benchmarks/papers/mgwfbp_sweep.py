@@ -64,7 +64,7 @@ def k80_network() -> Network:
 def k80_network_that_adds() -> Network:
     links = k80_network().links
     assert links is not None, "k80-10gbe is given by its links"
-    link = replace(links.slowest, sum_s_per_byte=AUTHORS_SUM_S_PER_BYTE)
+    link = replace(links.levels[0].link, sum_s_per_byte=AUTHORS_SUM_S_PER_BYTE)
     return Network(name="k80-10gbe-adding", source="the authors' simulator", links=flat(link))
 
 

@@ -91,6 +91,11 @@ def whole_percent(share: float) -> str:
     return f"{share:.0%}".replace("%", " %")
 
 
+def change(share: float) -> str:
+    """``+11 %``"""
+    return f"{share:+.0%}".replace("%", " %")
+
+
 def times(ratio: float) -> str:
     return f"{ratio:.2f}x"
 

@@ -3,13 +3,19 @@ class GradweaveError(Exception):
 
     GradweaveError
     ├── FormatError       a file is not what its reader expects
+    ├── LabError          the emulated cluster cannot be built, or does not do what it was asked
     ├── RequestError      a name, an argument or a combination that means nothing
-    └── UnknownCost       the network cannot price what it was asked for
+    ├── UnknownCost       the network cannot price what it was asked for
+    └── CollectiveError   a collective could not be carried out
     """
 
 
 class FormatError(GradweaveError):
     """A file is not what its reader expects."""
+
+
+class LabError(GradweaveError):
+    """The emulated cluster cannot be built, or does not do what it was asked."""
 
 
 class RequestError(GradweaveError, ValueError):
@@ -18,3 +24,7 @@ class RequestError(GradweaveError, ValueError):
 
 class UnknownCost(GradweaveError):
     """The network cannot price this operation, collective or number of workers."""
+
+
+class CollectiveError(GradweaveError):
+    """A collective could not be carried out: a peer is gone or silent, or ranks disagree."""

@@ -10,6 +10,8 @@ Origin = Literal["measured", "estimated"]
 Topology = Literal["fat-tree", "torus"]
 
 KIB, MIB = 2**10, 2**20
+_BITS_PER_S = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": KIB, "MiB": MIB, "GiB": 2**30}
 
 
@@ -39,3 +41,22 @@ def parse_bytes(text: str) -> int:
     if nbytes < 1:
         raise RequestError(f"a size must be at least one byte, got {text!r}")
     return nbytes
+
+
+def parse_rate(text: str) -> int:
+    """``200mbit`` is 200 * 10**6 bits per second; a rate always has its unit."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", text, re.ASCII)
+    if match is None:
+        raise RequestError(f"{text!r} is not a rate; write it as 1gbit, 200mbit or 100kbit")
+    bits_per_s = round(float(match[1]) * _BITS_PER_S[match[2]])
+    if bits_per_s < 1:
+        raise RequestError(f"a rate must be at least one bit per second, got {text!r}")
+    return bits_per_s
+
+
+def parse_duration(text: str) -> float:
+    """``0.2ms`` is 0.0002 seconds; a duration always has its unit."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text, re.ASCII)
+    if match is None:
+        raise RequestError(f"{text!r} is not a duration; write it as 50us, 0.2ms or 1s")
+    return float(match[1]) * _SECONDS[match[2]]

@@ -279,3 +279,10 @@ def test_a_fitted_line_is_never_negative():
 def test_curves_that_cannot_be(nbytes, measured_s, complaint):
     with pytest.raises(ValueError, match=complaint):
         Curve(nbytes=nbytes, measured_s=measured_s)
+
+
+def test_workers_inside_one_group_do_not_pay_for_links_between_groups():
+    assert TREE.slowest(3).s_per_byte == 1 / W0
+    assert TREE.slowest(6).s_per_byte == 1 / W1
+    assert TREE.slowest(12).s_per_byte == 1 / W1
+    assert TREE.slowest(1).s_per_byte == 1 / W0

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gradweave.cli import demo, plan, simulate
+from gradweave.cli import bench, demo, lab, plan, simulate
 from gradweave.errors import GradweaveError
 
-VERBS = {"demo": demo, "plan": plan, "simulate": simulate}
+VERBS = {"bench": bench, "demo": demo, "lab": lab, "plan": plan, "simulate": simulate}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -20,17 +20,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when done, 2 for a user's mistake."""
+    """0 when done, 2 for a user's mistake; a verb that runs a command returns that command's."""
     options = _parser().parse_args(argv)
     try:
-        VERBS[options.verb].run(options)
+        exit_code = VERBS[options.verb].run(options) or 0
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read us, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        exit_code = 0
     except (GradweaveError, OSError) as error:
         print(f"gradweave {options.verb}: {error}", file=sys.stderr)
-        return 2
-    return 0
+        exit_code = 2
+    return exit_code
 
 
 def _parser() -> argparse.ArgumentParser:

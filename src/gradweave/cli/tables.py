@@ -1,7 +1,8 @@
 """Tables for people, JSON for machines, progress and notes on stderr."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ Item = TypeVar("Item")
 # Where no terminal sets a width, a table is as wide as it needs to be.
 UNLIMITED_WIDTH = 400
 
-TEXT_COLUMNS = frozenset({"planner", "first tensor", "last tensor"})
+TEXT_COLUMNS = frozenset({"planner", "first tensor", "last tensor", "operation", "algorithm"})
 
 
 def print_json(rows: Any) -> None:
@@ -45,14 +46,25 @@ def note_extrapolations(outcomes: Iterable[Outcome]) -> None:
 
 
 def progress(items: Sequence[Item], *, doing: str) -> Iterator[Item]:
-    """A bar on stderr for work that may take seconds; nothing where stderr is no terminal."""
+    """Items one by one, with a bar for work that may take seconds."""
+    with progress_bar(len(items), doing=doing) as advance:
+        for item in items:
+            yield item
+            advance()
+
+
+@contextmanager
+def progress_bar(total: int, *, doing: str) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, moved on by what the block is given; nothing where nobody would see it."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield from items
+        yield lambda: None
         return
-    from rich.progress import track  # slow to import, and only people see it
+    from rich.progress import Progress  # slow to import, and only people see it
 
-    yield from track(items, description=doing, console=console, transient=True)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(doing, total=total)
+        yield lambda: bar.advance(task)
 
 
 def milliseconds(seconds: float) -> str:

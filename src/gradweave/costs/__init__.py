@@ -39,7 +39,7 @@ Formula = Callable[[Links, int, str | None], Cost]
 
 def _plain(form: Callable[[Link, int], Cost]) -> Formula:
     """A formula that sees one kind of link and takes no argument."""
-    return _tiered(lambda links, workers: form(links.slowest, workers))
+    return _tiered(lambda links, workers: form(links.slowest(workers), workers))
 
 
 def _tiered(form: Callable[[Links, int], Cost]) -> Formula:
@@ -54,7 +54,7 @@ def _tiered(form: Callable[[Links, int], Cost]) -> Formula:
 def _blocked(form: Callable[[Link, int, int | None], Cost]) -> Formula:
     """``linear-pipeline`` chooses its block, ``linear-pipeline:64KiB`` is given one."""
     return lambda links, workers, block: form(
-        links.slowest, workers, None if block is None else parse_bytes(block)
+        links.slowest(workers), workers, None if block is None else parse_bytes(block)
     )
 
 
@@ -64,7 +64,7 @@ def _served(form: Callable[[Link, int, int], Cost]) -> Formula:
     def priced(links: Links, workers: int, servers: str | None) -> Cost:
         if servers is not None and not servers.isdecimal():
             raise RequestError(f"a number of servers must follow the colon, got {servers!r}")
-        return form(links.slowest, workers, int(servers or 1))
+        return form(links.slowest(workers), workers, int(servers or 1))
 
     return priced
 
@@ -111,4 +111,4 @@ def closed_form(operation: Operation, collective: str, links: Links, workers: in
 
 def sparse_closed_form(compression: Compression, links: Links, workers: int) -> Cost:
     form = SPARSE_FORMULAS[compression.method]
-    return form(links.slowest, workers, compression.density)
+    return form(links.slowest(workers), workers, compression.density)

@@ -20,7 +20,7 @@ def best_all_gather(link: Link, workers: int) -> Line:
 
 def one_level(links: Links, workers: int) -> Line:
     """One ring over everybody, as slow as its slowest link (Eqs. 5 and 6)."""
-    around = ring_all_gather(links.slowest, workers)
+    around = ring_all_gather(links.slowest(workers), workers)
     return around.plus(around)
 
 
@@ -31,7 +31,7 @@ def two_level(links: Links, workers: int) -> Line:
         return one_level(links, workers)
     local, inner = factors[0], links.levels[0].link
     inside = doubling_all_gather(inner, local).plus(ring_all_gather(inner, local))  # Eq. 4
-    between = best_all_gather(links.slowest, workers // local)
+    between = best_all_gather(links.slowest(workers), workers // local)
     half = inside.plus(between)
     return half.plus(half)
 

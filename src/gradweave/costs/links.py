@@ -1,6 +1,8 @@
 """Links and how they are arranged: what the closed forms compute with."""
 
+from itertools import accumulate
 from math import prod
+from operator import mul
 
 from msgspec import Struct
 
@@ -47,10 +49,14 @@ class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if outermost.members is not None or any(level.members is None for level in inner):
             raise ValueError("members must be null at the outermost level and only there")
 
-    @property
-    def slowest(self) -> Link:
-        """One link that is as bad as any: what an algorithm blind to the tiers has to expect."""
-        links = [level.link for level in self.levels]
+    def slowest(self, workers: int) -> Link:
+        """One link as bad as any between these workers: what to expect when blind to the tiers."""
+        reached = accumulate((level.members or workers for level in self.levels), mul, initial=1)
+        links = [
+            level.link
+            for level, inside in zip(self.levels, reached, strict=False)
+            if inside < workers or inside == 1
+        ]
         return Link(
             latency_s=max(link.latency_s for link in links),
             s_per_byte=max(link.s_per_byte for link in links),

@@ -1,0 +1,24 @@
+"""Measure: collectives on an emulated cluster, or on the one that torchrun started.
+
+Examples:
+
+  gradweave bench collectives --nodes 4 --rate 1gbit --op broadcast \\
+      --algorithm native,linear-pipeline --size 64KB,32MB
+  torchrun --nnodes 2 --nproc-per-node 4 … -m gradweave bench collectives --op all-reduce
+"""
+
+import argparse
+
+from gradweave.cli import bench_collectives
+
+BENCHES = {"collectives": bench_collectives}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    benches = parser.add_subparsers(dest="bench", required=True, metavar="WHAT")
+    for name, module in BENCHES.items():
+        module.add_arguments(benches.add_parser(name, help=module.__doc__))
+
+
+def run(options: argparse.Namespace) -> None:
+    BENCHES[options.bench].run(options)

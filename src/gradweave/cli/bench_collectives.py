@@ -1,0 +1,183 @@
+"""time collectives, ours and the backend's: times, bandwidths, correctness"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from itertools import product
+from typing import get_args
+
+import msgspec
+from msgspec import Struct
+
+from gradweave import collectives
+from gradweave.cli.arguments import names, whole_number
+from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
+from gradweave.costs import Link
+from gradweave.errors import LabError, RequestError
+from gradweave.lab import Cluster, ClusterSpec, Line
+from gradweave.measure.timings import Question, Timing
+from gradweave.words import Operation, parse_bytes, parse_rate, parse_spec
+
+# What gloo adds to a transfer besides its bytes. Only pipelines ask, to choose their block size.
+ASSUMED_LATENCY_S = 300e-6
+ASSUMED_RATE = "1gbit"
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """A timing, and the cluster it was taken on; None where torchrun knows better."""
+
+    nodes: int | None
+    ranks_per_node: int | None
+    rate: str | None
+    timing: Timing
+
+    def flat(self) -> dict[str, object]:
+        own = {"nodes": self.nodes, "ranks_per_node": self.ranks_per_node, "rate": self.rate}
+        return {**own, **msgspec.to_builtins(self.timing)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    count = whole_number(least=1)
+    what = parser.add_argument_group("what to time", "several are separated by commas")
+    what.add_argument(
+        "--op", type=_operations, default=["all-reduce"], metavar="O", help="default: all-reduce"
+    )
+    what.add_argument(
+        "--algorithm",
+        type=names,
+        default=["native", "ring"],
+        metavar="A",
+        help="native, or one of ours (default: native,ring)",
+    )
+    what.add_argument("--size", type=_sizes, default=[10**6], metavar="S", help="default: 1MB")
+    what.add_argument(
+        "--repeats", type=count, default=7, metavar="N", help="each, in turn (default: 7)"
+    )
+    where = parser.add_argument_group("where", "without --nodes: in the group torchrun started")
+    where.add_argument("--nodes", type=_counts, metavar="N", help="nodes of an emulated cluster")
+    where.add_argument("--ranks-per-node", type=count, default=1, metavar="R", help="default: 1")
+    where.add_argument("--rate", metavar="X", help="of each node's link, such as 1gbit")
+    where.add_argument("--local-rate", metavar="X", help="of each rank's link inside its node")
+    where.add_argument("--racks", type=count, default=1, metavar="K", help="default: 1")
+    where.add_argument("--uplink-rate", metavar="X", help="of each rack's link to the core")
+    where.add_argument("--loopback", action="store_true", help="without namespaces, unshaped")
+    parser.add_argument("--json", action="store_true", help="print a list of objects")
+
+
+def run(options: argparse.Namespace) -> None:
+    _check_algorithms(options.op, options.algorithm)
+    if options.nodes is None:
+        _run_under_torchrun(options)
+        return
+    rows = []
+    for nodes in options.nodes:
+        spec = ClusterSpec(
+            nodes=nodes,
+            ranks_per_node=options.ranks_per_node,
+            rate=options.rate,
+            local_rate=options.local_rate,
+            racks=options.racks,
+            uplink_rate=options.uplink_rate,
+        )
+        question = _question(options, nodes // options.racks if options.racks > 1 else None)
+        with progress_bar(question.timings, doing=f"{nodes} nodes") as advance:
+            timings = _ask(spec, question, loopback=options.loopback, advance=advance)
+        rows += [
+            Row(nodes=nodes, ranks_per_node=spec.ranks_per_node, rate=spec.rate, timing=timing)
+            for timing in timings
+        ]
+    _print(rows, as_json=options.json)
+
+
+def _ask(
+    spec: ClusterSpec, question: Question, *, loopback: bool, advance: Callable[[], None]
+) -> list[Timing]:
+    timings: list[Timing] = []
+
+    def take(line: Line) -> None:
+        if line.rank == 0 and not line.is_error:
+            timings.append(msgspec.json.decode(line.text, type=Timing))
+            advance()
+
+    argument = msgspec.json.encode(question).decode()
+    command = [sys.executable, "-m", "gradweave.measure.collectives_job", argument]
+    with Cluster(spec, loopback=loopback) as cluster:
+        result = cluster.start(command, on_line=take).wait()
+    if result.first_failure is not None:
+        last = next((line for line in reversed(result.first_failure.last_lines) if line), "")
+        raise LabError(f"{result.first_failure}: {last}")
+    return timings
+
+
+def _run_under_torchrun(options: argparse.Namespace) -> None:
+    if "RANK" not in os.environ:
+        raise RequestError("--nodes is missing; give it, or start this by torchrun -m gradweave")
+    from gradweave.measure.collectives_job import in_default_group
+
+    timings = in_default_group(_question(options, None))
+    if os.environ["RANK"] == "0":
+        rows = [Row(nodes=None, ranks_per_node=None, rate=None, timing=t) for t in timings]
+        _print(rows, as_json=options.json)
+
+
+def _question(options: argparse.Namespace, nodes_per_rack: int | None) -> Question:
+    bits_per_s = parse_rate(options.rate or ASSUMED_RATE)
+    return Question(
+        operations=tuple(options.op),
+        algorithms=tuple(options.algorithm),
+        sizes=tuple(options.size),
+        repeats=options.repeats,
+        link=Link(latency_s=ASSUMED_LATENCY_S, s_per_byte=8 / bits_per_s),
+        nodes_per_rack=nodes_per_rack,
+    )
+
+
+def _print(rows: list[Row], *, as_json: bool) -> None:
+    if as_json:
+        print_json([row.flat() for row in rows])
+        return
+    timings = [row.timing for row in rows]
+    print_table(
+        "times of the slowest rank; busbw is what the busiest link must carry (docs/measuring.md)",
+        {
+            "operation": [t.op for t in timings],
+            "algorithm": [t.algorithm for t in timings],
+            "ranks": [str(t.ranks) for t in timings],
+            "MB": [f"{t.bytes / 1e6:,.3f}" for t in timings],
+            "median ms": [milliseconds(t.median_s) for t in timings],
+            "10 % ms": [milliseconds(t.p10_s) for t in timings],
+            "90 % ms": [milliseconds(t.p90_s) for t in timings],
+            "algbw MB/s": [f"{t.algbw_bytes_per_s / 1e6:,.1f}" for t in timings],
+            "busbw MB/s": [f"{t.busbw_bytes_per_s / 1e6:,.1f}" for t in timings],
+            "correct": ["yes" if t.correct else "NO" for t in timings],
+        },
+    )
+
+
+def _check_algorithms(operations: list[Operation], algorithms: list[str]) -> None:
+    """Before a cluster is built for nothing."""
+    for operation, algorithm in product(operations, algorithms):
+        known = ["native", *collectives.names(operation)]
+        if parse_spec(algorithm).name not in known:
+            raise RequestError(f"no {operation} by {algorithm!r}; there are {', '.join(known)}")
+
+
+def _operations(text: str) -> list[str]:
+    found = names(text)
+    for name in found:
+        if name not in get_args(Operation):
+            known = ", ".join(get_args(Operation))
+            raise argparse.ArgumentTypeError(f"no operation {name!r}; there are {known}")
+    return found
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [parse_bytes(part) for part in names(text)]
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _counts(text: str) -> list[int]:
+    return [whole_number(least=1)(part) for part in names(text)]

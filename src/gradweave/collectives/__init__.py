@@ -1,0 +1,188 @@
+"""Collectives as data. A new algorithm is one file and one line in ``ALGORITHMS``.
+
+Schedules are written for ranks 0 to N-1 with root 0; ``build`` gives the parts to the real ranks in
+an order that follows the network, so that a ring or a chain enters and leaves each host once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from gradweave.collectives import (
+    blueconnect,
+    doubling,
+    exchange,
+    halving,
+    mst,
+    parameter_server,
+    pipeline,
+    ring,
+    tree,
+    two_level,
+)
+from gradweave.collectives.schedule import Schedule, renamed
+from gradweave.collectives.topology import Topology
+from gradweave.costs import Link, closed_form, flat
+from gradweave.costs.pipeline import PipelineCost
+from gradweave.costs.scatter_gather import rounds
+from gradweave.errors import RequestError
+from gradweave.words import Operation, parse_spec
+
+__all__ = ["ALGORITHMS", "OWNED", "Request", "build", "names"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What an algorithm may want to know before it writes its schedule."""
+
+    operation: Operation
+    topology: Topology
+    nbytes: int
+    link: Link  # what a transfer costs, for algorithms that choose a block size
+    argument: str | None  # what stands behind the colon of the name
+
+    @property
+    def ranks(self) -> int:
+        return self.topology.ranks
+
+
+Algorithm = Callable[[Request], Schedule]
+
+# Start-ups count from this share of the time that the bytes take.
+LATENCY_MATTERS = 0.05
+
+
+def _plain(build_for: Callable[[int], Schedule]) -> Algorithm:
+    def algorithm(request: Request) -> Schedule:
+        if request.argument is not None:
+            raise RequestError(f"this collective takes no argument, got {request.argument!r}")
+        return build_for(request.ranks)
+
+    return algorithm
+
+
+def _pipelined(build_for: Callable[[int, int], Schedule]) -> Algorithm:
+    """In blocks of the size that the cost model chooses, or of the size behind the colon."""
+
+    def algorithm(request: Request) -> Schedule:
+        name = "linear-pipeline" + (f":{request.argument}" if request.argument else "")
+        cost = closed_form(request.operation, name, flat(request.link), max(2, request.ranks))
+        assert isinstance(cost, PipelineCost)
+        block_bytes = float(cost.block_bytes(np.array([float(request.nbytes)]))[0])
+        return build_for(request.ranks, max(1, ceil(request.nbytes / block_bytes)))
+
+    return algorithm
+
+
+def _served(build_for: Callable[[int, int], Schedule]) -> Algorithm:
+    def algorithm(request: Request) -> Schedule:
+        servers = request.argument or "1"
+        if not servers.isdecimal() or not 1 <= int(servers) <= request.ranks:
+            raise RequestError(
+                f"parameter-server:{servers}: expected 1 to {request.ranks} servers, each of them "
+                "one of the ranks"
+            )
+        return build_for(request.ranks, int(servers))
+
+    return algorithm
+
+
+def _blueconnect(request: Request) -> Schedule:
+    """``blueconnect`` picks each tier's reduce-scatter; ``blueconnect:ring/halving-doubling`` names
+    them, innermost first.
+    """
+    factors = request.topology.factors
+    if request.argument is None:
+        return blueconnect.all_reduce(factors, _tiers_for(request))
+    named = request.argument.split("/")
+    if len(named) != len(factors) or not set(named) <= set(TIERS):
+        raise RequestError(
+            f"blueconnect:{request.argument}: expected {len(factors)} of {', '.join(TIERS)}, "
+            f"separated by slashes, for tiers of {factors}"
+        )
+    return blueconnect.all_reduce(factors, [TIERS[name] for name in named])
+
+
+def _tiers_for(request: Request) -> list[blueconnect.Tier]:
+    """Halving where its fewer rounds matter, otherwise the ring, whose connections stay busy."""
+    chosen, part_bytes = [], request.nbytes
+    for size in request.topology.factors:
+        spared_s = (size - 1 - rounds(size)) * request.link.latency_s
+        matters = spared_s > LATENCY_MATTERS * part_bytes * request.link.s_per_byte
+        chosen.append(blueconnect.best_tier(size) if matters else blueconnect.RING)
+        part_bytes //= size
+    return chosen
+
+
+def _two_level(request: Request) -> Schedule:
+    local, *outer = request.topology.factors
+    if not outer:
+        return _plain(ring.all_reduce)(request)
+    return two_level.all_reduce(local, request.ranks // local)
+
+
+TIERS: Mapping[str, blueconnect.Tier] = {
+    "ring": blueconnect.RING,
+    "halving-doubling": blueconnect.HALVING,
+}
+
+ALGORITHMS: Mapping[tuple[Operation, str], Algorithm] = {
+    ("all-reduce", "ring"): _plain(ring.all_reduce),
+    ("all-reduce", "binary-tree"): _plain(tree.all_reduce),
+    ("all-reduce", "recursive-doubling"): _plain(doubling.all_reduce),
+    ("all-reduce", "halving-doubling"): _plain(halving.all_reduce),
+    ("all-reduce", "double-tree"): _plain(tree.double_all_reduce),
+    ("all-reduce", "linear-pipeline"): _pipelined(pipeline.all_reduce),
+    ("all-reduce", "mst"): _plain(mst.all_reduce),
+    ("all-reduce", "exchange"): _plain(exchange.all_reduce),
+    ("all-reduce", "two-level"): _two_level,
+    ("all-reduce", "blueconnect"): _blueconnect,
+    ("all-reduce", "parameter-server"): _served(parameter_server.all_reduce),
+    ("broadcast", "linear-pipeline"): _pipelined(pipeline.broadcast),
+    ("broadcast", "mst"): _plain(mst.broadcast),
+    ("broadcast", "exchange"): _plain(exchange.broadcast),
+    ("reduce", "linear-pipeline"): _pipelined(pipeline.reduce),
+    ("reduce", "mst"): _plain(mst.reduce),
+    ("reduce", "exchange"): _plain(exchange.reduce),
+    ("reduce-scatter", "ring"): _plain(ring.reduce_scatter),
+    ("reduce-scatter", "halving-doubling"): _plain(halving.reduce_scatter),
+    ("all-gather", "ring"): _plain(ring.all_gather),
+    ("all-gather", "halving-doubling"): _plain(halving.all_gather),
+}
+
+# Here block b belongs to rank b, whatever the network looks like.
+OWNED: frozenset[Operation] = frozenset({"reduce-scatter", "all-gather"})
+
+
+def names(operation: Operation) -> list[str]:
+    return [name for known, name in ALGORITHMS if known == operation]
+
+
+def build(
+    operation: Operation,
+    collective: str,
+    *,
+    topology: Topology,
+    nbytes: int,
+    link: Link,
+    root: int = 0,
+) -> Schedule:
+    """The schedule of an operation on a message of that many bytes."""
+    name, argument = parse_spec(collective)
+    if (operation, name) not in ALGORITHMS:
+        raise RequestError(
+            f"no {operation} by {collective!r}; there are {', '.join(names(operation))}"
+        )
+    if not 0 <= root < topology.ranks:
+        raise RequestError(f"root must be one of {topology.ranks} ranks, got {root}")
+    schedule = ALGORITHMS[operation, name](
+        Request(operation=operation, topology=topology, nbytes=nbytes, link=link, argument=argument)
+    )
+    if operation in OWNED:
+        return schedule
+    order = np.array(topology.order)
+    if operation in {"broadcast", "reduce"}:
+        order = topology.beginning_with(root)
+    return renamed(schedule, order)

@@ -1,0 +1,110 @@
+"""One rank's share of a schedule: what it sends and receives, and what each step must wait for.
+
+Rounds are a way to write an algorithm down; a network has no rounds. A program keeps only what the
+algorithm needs: a block is sent after it has its content, and overwritten after it has been sent.
+Any order of steps that respects ``needs`` gives the same result.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from gradweave.collectives.schedule import Round, Schedule
+
+
+class Kind(Enum):
+    SEND = "send"
+    ADD = "add"
+    REPLACE = "replace"
+
+
+class Step(NamedTuple):
+    """Send blocks ``first`` to ``last``, or receive them and add them or put them in place."""
+
+    kind: Kind
+    peer: int
+    first: int
+    last: int
+    round: int  # for error messages, and for backends that need rounds after all
+    message: int  # the how-manieth between these two ranks in this direction
+    needs: tuple[int, ...]  # steps of this program that must be over
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The steps in the order of their rounds, and what an executor asks of them again and again."""
+
+    rank: int
+    blocks: int
+    steps: tuple[Step, ...]
+    receives: tuple[int, ...]  # which of the steps receive
+    waiting_for: tuple[tuple[int, ...], ...]  # per step, the sends that need it
+    block_by_block: bool  # no step takes several blocks
+
+
+def _with_lookups(rank: int, blocks: int, steps: tuple[Step, ...]) -> Program:
+    receives = tuple(i for i, step in enumerate(steps) if step.kind is not Kind.SEND)
+    waiting: list[list[int]] = [[] for _ in steps]
+    for place, step in enumerate(steps):
+        if step.kind is Kind.SEND:
+            for need in step.needs:
+                waiting[need].append(place)
+    return Program(
+        rank=rank,
+        blocks=blocks,
+        steps=steps,
+        receives=receives,
+        waiting_for=tuple(tuple(sends) for sends in waiting),
+        block_by_block=all(step.last - step.first == 1 for step in steps),
+    )
+
+
+def program(schedule: Schedule, rank: int) -> Program:
+    writing = _Writing(schedule.blocks)
+    for number in range(schedule.rounds):
+        one = schedule.round(number)
+        # What is sent was there before the round, so sends come first.
+        for place in np.flatnonzero(one.source == rank):
+            writing.send(number, one, place)
+        for place in np.flatnonzero(one.target == rank):
+            writing.receive(number, one, place)
+    return _with_lookups(rank, schedule.blocks, tuple(writing.steps))
+
+
+class _Writing:
+    """The program so far, and per block who wrote it last and who has read it since."""
+
+    def __init__(self, blocks: int) -> None:
+        self.steps: list[Step] = []
+        self.last_write: list[int | None] = [None] * blocks
+        self.reads: list[list[int]] = [[] for _ in range(blocks)]
+        self.messages: dict[tuple[bool, int], int] = {}
+
+    def send(self, number: int, one: Round, place: np.intp) -> None:
+        blocks = range(one.first[place], one.last[place])
+        needs = {self.last_write[block] for block in blocks}
+        step = self._append(Kind.SEND, int(one.target[place]), blocks, number, needs)
+        for block in blocks:
+            self.reads[block].append(step)
+
+    def receive(self, number: int, one: Round, place: np.intp) -> None:
+        blocks = range(one.first[place], one.last[place])
+        needs = {self.last_write[block] for block in blocks}
+        needs |= {read for block in blocks for read in self.reads[block]}
+        kind = Kind.ADD if one.add[place] else Kind.REPLACE
+        step = self._append(kind, int(one.source[place]), blocks, number, needs)
+        for block in blocks:
+            self.last_write[block] = step
+            self.reads[block] = []
+
+    def _append(
+        self, kind: Kind, peer: int, blocks: range, number: int, needs: set[int | None]
+    ) -> int:
+        pair = (kind is Kind.SEND, peer)
+        message = self.messages.get(pair, 0)
+        self.messages[pair] = message + 1
+        known = tuple(sorted(step for step in needs if step is not None))
+        self.steps.append(Step(kind, peer, blocks.start, blocks.stop, number, message, known))
+        return len(self.steps) - 1

@@ -1,0 +1,49 @@
+"""One command on a cluster, from its start to its exit code, with its output on ours."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from gradweave.errors import LabError
+from gradweave.lab.cluster import Cluster
+from gradweave.lab.job import GRACE_S, JobResult, RankExit
+from gradweave.lab.pipes import Line
+from gradweave.lab.spec import ClusterSpec
+
+INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
+
+
+def run_command(spec: ClusterSpec, command: Sequence[str], *, loopback: bool = False) -> int:
+    """The exit code of the first rank that failed, or 0; what ranks write is marked with theirs."""
+    if loopback:
+        sys.stderr.write("gradweave lab: on loopback: no links, nothing is shaped\n")
+    try:
+        result = _run(spec, command, loopback=loopback)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if result.first_failure:
+        sys.stderr.write(_summary(result.first_failure))
+    return result.exit_code
+
+
+def _run(spec: ClusterSpec, command: Sequence[str], *, loopback: bool) -> JobResult:
+    with Cluster(spec, loopback=loopback) as cluster:
+        job = cluster.start(command, on_line=_show)
+        try:
+            return job.wait()
+        except KeyboardInterrupt:
+            with suppress(LabError):  # ranks that do not end in time are ended with the cluster
+                job.stop()
+                job.wait(2 * GRACE_S)
+            raise
+
+
+def _show(line: Line) -> None:
+    stream = sys.stderr if line.is_error else sys.stdout
+    stream.write(f"[rank {line.rank}] {line.text}\n")
+    stream.flush()
+
+
+def _summary(failure: RankExit) -> str:
+    lines = failure.last_lines or ("(none)",)
+    return "\n  ".join([f"gradweave lab: {failure}; its last lines:", *lines]) + "\n"

@@ -1,0 +1,1 @@
+"""Measuring: what collectives really take on a group."""

@@ -1,0 +1,459 @@
+"""Every algorithm proven for every world, priced as its formula says, and right in any order."""
+
+import random
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradweave import RequestError
+from gradweave.collectives import (
+    ALGORITHMS,
+    blueconnect,
+    build,
+    doubling,
+    exchange,
+    halving,
+    mst,
+    parameter_server,
+    pipeline,
+    ring,
+    tree,
+    two_level,
+)
+from gradweave.collectives.program import Kind, program
+from gradweave.collectives.schedule import (
+    Round,
+    Schedule,
+    backwards,
+    beside,
+    block_edges,
+    renamed,
+    rooted,
+    then,
+    transfers,
+)
+from gradweave.collectives.topology import Topology, flat_topology, topology_of
+from gradweave.collectives.verify import find_violation, goal
+from gradweave.costs import Level, Link, Links, closed_form, flat
+from gradweave.simulation.schedule import bytes_across_tier, simulate_schedule
+
+WORLDS = [*range(1, 34), 48, 64]
+LINK = Link(latency_s=3e-5, s_per_byte=2e-9, sum_s_per_byte=5e-10)
+
+
+def factorisations(number, least=2):
+    """All ways to write a number as an ordered product of factors above one."""
+    if number == 1:
+        yield []
+    for factor in range(least, number + 1):
+        if number % factor == 0:
+            for rest in factorisations(number // factor):
+                yield [factor, *rest]
+
+
+def built(operation, name, ranks, *, root=0, nbytes=1000, topology=None):
+    return build(
+        operation,
+        name,
+        topology=topology or flat_topology(ranks),
+        nbytes=nbytes,
+        link=LINK,
+        root=root,
+    )
+
+
+@pytest.mark.parametrize(("operation", "name"), list(ALGORITHMS))
+def test_every_algorithm_is_right_for_every_world(operation, name):
+    for ranks in WORLDS:
+        for root in {0, ranks // 2, ranks - 1} if operation in {"broadcast", "reduce"} else {0}:
+            schedule = built(operation, name, ranks, root=root)
+            assert find_violation(schedule, operation, root=root) is None, (ranks, root)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 7, 40])
+def test_pipelines_of_any_number_of_blocks(blocks):
+    for ranks in range(1, 14):
+        for operation, make in {
+            "broadcast": pipeline.broadcast,
+            "reduce": pipeline.reduce,
+            "all-reduce": pipeline.all_reduce,
+        }.items():
+            assert find_violation(make(ranks, blocks), operation) is None, ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 13])
+def test_any_number_of_parameter_servers(ranks):
+    for servers in range(1, ranks + 1):
+        schedule = parameter_server.all_reduce(ranks, servers)
+        assert find_violation(schedule, "all-reduce") is None, servers
+
+
+@pytest.mark.parametrize("ranks", [8, 12, 24, 96])
+def test_blueconnect_over_all_factorisations(ranks):
+    tiers = {8: 4, 12: 8, 24: 20, 96: 112}
+    found = list(factorisations(ranks))
+    assert len(found) == tiers[ranks]
+    for factors in found:
+        assert find_violation(blueconnect.all_reduce(factors), "all-reduce") is None, factors
+
+
+@pytest.mark.parametrize("factors", [[4, 3], [3, 2, 2]])
+def test_blueconnect_by_named_tiers(factors):
+    topology = Topology(tuple(range(prod(factors))), tuple(factors))
+    for inner in ("ring", "halving-doubling"):
+        name = "blueconnect:" + "/".join([inner, *["ring"] * (len(factors) - 1)])
+        schedule = built("all-reduce", name, 0, topology=topology)
+        assert find_violation(schedule, "all-reduce") is None
+
+
+@pytest.mark.parametrize("local", [1, 2, 3, 4])
+@pytest.mark.parametrize("masters", [1, 2, 3, 5, 8])
+def test_two_level(local, masters):
+    assert find_violation(two_level.all_reduce(local, masters), "all-reduce") is None
+
+
+@given(hosts=st.lists(st.integers(0, 3), min_size=1, max_size=12))
+@settings(max_examples=40)
+def test_any_layout_of_ranks_over_hosts(hosts):
+    topology = topology_of(hosts)
+    for name in ("ring", "two-level", "blueconnect", "linear-pipeline", "double-tree"):
+        schedule = built("all-reduce", name, 0, topology=topology)
+        assert find_violation(schedule, "all-reduce") is None, name
+
+
+def test_ranks_of_one_host_stand_together():
+    assert topology_of(["b", "a", "b", "a"]) == Topology((0, 2, 1, 3), (2, 2))
+    assert topology_of(["a", "a", "b"]) == Topology((0, 1, 2), (3,))
+    assert topology_of(["a"]) == Topology((0,), (1,))
+    in_racks = topology_of(list("aabbccdd"), ["x", "x", "y", "y", "x", "x", "y", "y"])
+    assert in_racks == Topology((0, 1, 4, 5, 2, 3, 6, 7), (2, 2, 2))
+    assert topology_of(list("abc"), ["x", "x", "y"]).factors == (3,)
+
+
+def test_a_ring_crosses_each_uplink_once():
+    topology = topology_of(["a", "b"] * 4)  # ranks dealt out in turn
+    schedule = built("all-reduce", "ring", 8, topology=topology)
+    by_host = renamed(schedule, np.array([0, 4, 1, 5, 2, 6, 3, 7]))  # hosts as neighbours
+    assert bytes_across_tier(by_host, 4, nbytes=800).tolist() == [1400, 1400]
+
+
+# What the verifier says of schedules that are wrong.
+
+
+def changed(schedule, number, change):
+    def round_(asked):
+        one = schedule.round(asked)
+        return change(one) if asked == number else one
+
+    return Schedule(schedule.ranks, schedule.blocks, schedule.rounds, round_)
+
+
+def without_first_transfer(one):
+    return Round(*(column[1:] for column in one))
+
+
+def all_replacing(one):
+    return one._replace(add=np.zeros(len(one.add), dtype=bool))
+
+
+def test_a_missing_transfer_is_found():
+    wrong = changed(ring.all_reduce(4), 0, without_first_transfer)
+    assert find_violation(wrong, "all-reduce") == (
+        "after the last round: block 3 of rank 0 lacks the contribution of rank 0"
+    )
+
+
+def test_a_contribution_that_comes_twice_is_found_where_it_happens():
+    twice = then(doubling.all_reduce(4), doubling.all_reduce(4))
+    assert find_violation(twice, "all-reduce") == (
+        "round 2: rank 1 adds block 0 of rank 0, which brings the contribution of rank 0 a second "
+        "time"
+    )
+
+
+def test_a_sum_that_is_overwritten_is_found():
+    wrong = changed(mst.reduce(4), 1, all_replacing)
+    assert "of rank 0 lacks the contribution of rank 0" in find_violation(wrong, "reduce")
+
+
+def test_two_writes_into_one_place_are_found():
+    clash = Schedule(3, 1, 1, lambda _: transfers([1, 2], [0, 0], 0, 1, add=False))
+    assert find_violation(clash, "reduce") == "round 0: two transfers write block 0 of rank 0"
+
+
+def test_sending_to_oneself_is_found():
+    idle = Schedule(2, 1, 1, lambda _: transfers([1], [1], 0, 1, add=True))
+    assert find_violation(idle, "reduce") == "round 0: rank 1 sends to itself"
+
+
+def test_memory_that_nobody_set_is_found():
+    wrong = changed(mst.broadcast(4), 0, without_first_transfer)
+    assert find_violation(wrong, "broadcast") == (
+        "after the last round: block 0 of rank 1 holds memory that nobody set"
+    )
+
+
+def test_schedules_of_different_worlds_do_not_combine():
+    with pytest.raises(ValueError, match=r"schedules of \[2, 3\] ranks cannot be combined"):
+        then(ring.all_reduce(2), ring.all_reduce(3))
+    with pytest.raises(ValueError, match=r"schedules of \[1, 2\] blocks cannot be combined"):
+        then(mst.reduce(2), ring.all_reduce(2))
+
+
+def test_combinators():
+    halves = beside(mst.broadcast(5), pipeline.broadcast(5, 3))
+    assert halves.blocks == 4
+    assert find_violation(halves, "broadcast") is None
+    assert find_violation(rooted(halves, 3), "broadcast", root=3) is None
+    assert find_violation(backwards(halves, add=True), "reduce") is None
+
+
+# Programs: any order that the needs allow.
+
+
+def run_in_random_order(schedule, operation, seed, root=0):
+    """Ranks take steps in any order their needs allow; counts of contributions at the end."""
+    wanted = goal(operation, ranks=schedule.ranks, blocks=schedule.blocks, root=root)
+    counts = wanted.begin.copy()
+    programs = [program(schedule, rank) for rank in range(schedule.ranks)]
+    over = [set() for _ in programs]
+    on_the_way = {}
+    shuffle = random.Random(seed)
+
+    def possible(rank, place):
+        step = programs[rank].steps[place]
+        if place in over[rank] or not set(step.needs) <= over[rank]:
+            return False
+        return step.kind is Kind.SEND or (step.peer, rank, step.message) in on_the_way
+
+    left = sum(len(one.steps) for one in programs)
+    while left:
+        choices = [
+            (rank, place)
+            for rank, one in enumerate(programs)
+            for place in range(len(one.steps))
+            if possible(rank, place)
+        ]
+        assert choices, "no rank can go on"
+        rank, place = shuffle.choice(choices)
+        step = programs[rank].steps[place]
+        part = counts[rank, step.first : step.last]
+        if step.kind is Kind.SEND:
+            on_the_way[rank, step.peer, step.message] = part.copy()
+        elif step.kind is Kind.ADD:
+            part += on_the_way.pop((step.peer, rank, step.message))
+        else:
+            part[:] = on_the_way.pop((step.peer, rank, step.message))
+        over[rank].add(place)
+        left -= 1
+    wrong = (counts != wanted.end).any(axis=2) & wanted.required
+    return not wrong.any() and not on_the_way
+
+
+@pytest.mark.parametrize(("operation", "name"), list(ALGORITHMS))
+@given(ranks=st.integers(1, 7), seed=st.integers(0, 999))
+@settings(max_examples=12)
+def test_any_order_that_the_needs_allow_is_right(operation, name, ranks, seed):
+    assert run_in_random_order(built(operation, name, ranks), operation, seed)
+
+
+@pytest.mark.parametrize("factors", [[2, 3], [2, 2, 2], [3, 2]])
+def test_any_order_is_right_for_blueconnect(factors):
+    for seed in range(5):
+        assert run_in_random_order(blueconnect.all_reduce(factors), "all-reduce", seed)
+
+
+def test_needs_say_what_must_be_over():
+    """Rank 1 of a chain of three: each block is received before it is sent on."""
+    steps = program(pipeline.broadcast(3, 2), 1).steps
+    assert [(step.kind, step.peer, step.first, step.needs) for step in steps] == [
+        (Kind.REPLACE, 0, 0, ()),
+        (Kind.SEND, 2, 0, (0,)),
+        (Kind.REPLACE, 0, 1, ()),
+        (Kind.SEND, 2, 1, (2,)),
+    ]
+
+
+# Costs: what comes out of the schedules against the papers' formulas.
+
+
+def formula_s(operation, name, ranks, nbytes, links):
+    cost = closed_form(operation, name, links, ranks)
+    return float(cost.seconds(np.array([float(nbytes)]))[0])
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 64])
+@pytest.mark.parametrize(
+    ("operation", "name", "make"),
+    [
+        ("all-reduce", "ring", ring.all_reduce),
+        ("reduce-scatter", "ring", ring.reduce_scatter),
+        ("all-gather", "ring", ring.all_gather),
+        ("all-reduce", "recursive-doubling", doubling.all_reduce),
+        ("all-reduce", "halving-doubling", halving.all_reduce),
+        ("broadcast", "mst", mst.broadcast),
+        ("reduce", "mst", mst.reduce),
+        ("all-reduce", "mst", mst.all_reduce),
+        ("broadcast", "exchange", exchange.broadcast),
+        ("reduce", "exchange", exchange.reduce),
+        ("all-reduce", "exchange", exchange.all_reduce),
+    ],
+)
+def test_simulated_cost_equals_the_closed_form(operation, name, make, ranks):
+    nbytes = ranks * 12345
+    simulated_s = simulate_schedule(make(ranks), flat(LINK), nbytes=nbytes)
+    assert simulated_s == pytest.approx(formula_s(operation, name, ranks, nbytes, flat(LINK)))
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 7, 12, 33])
+@pytest.mark.parametrize("make", [ring.all_reduce, ring.reduce_scatter])
+def test_rings_need_no_power_of_two(make, ranks):
+    operation = "all-reduce" if make is ring.all_reduce else "reduce-scatter"
+    nbytes = ranks * 12345
+    simulated_s = simulate_schedule(make(ranks), flat(LINK), nbytes=nbytes)
+    assert simulated_s == pytest.approx(formula_s(operation, "ring", ranks, nbytes, flat(LINK)))
+
+
+def tiers(*widths, topology="fat-tree"):
+    return Links(
+        levels=tuple(
+            Level(members=members, link=Link(latency_s=3e-5, s_per_byte=1 / width))
+            for members, width in widths
+        ),
+        topology=topology,
+    )
+
+
+@pytest.mark.parametrize("ranks", [3, 6, 12, 24, 60])
+def test_blueconnect_on_a_fat_tree_costs_what_eq_9_says(ranks):
+    links = tiers((3, 32e9), (2, 12.5e9), (None, 25e9))
+    schedule = blueconnect.all_reduce(links.factors(ranks))
+    nbytes = ranks * 12345
+    assert simulate_schedule(schedule, links, nbytes=nbytes) == pytest.approx(
+        formula_s("all-reduce", "blueconnect", ranks, nbytes, links)
+    )
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 16, 48])
+def test_blueconnect_on_a_torus_costs_what_eq_10_says(ranks):
+    """Where outer links are no wider than inner ones: the equation takes the narrowest so far."""
+    links = tiers((4, 32e9), (2, 12.5e9), (None, 10e9), topology="torus")
+    schedule = blueconnect.all_reduce(links.factors(ranks))
+    nbytes = ranks * 12345
+    assert simulate_schedule(schedule, links, nbytes=nbytes) == pytest.approx(
+        formula_s("all-reduce", "blueconnect", ranks, nbytes, links)
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 9])
+@pytest.mark.parametrize("blocks", [1, 4, 20])
+def test_pipeline_rounds(ranks, blocks):
+    assert pipeline.broadcast(ranks, blocks).rounds == ranks - 2 + blocks
+    assert pipeline.reduce(ranks, blocks).rounds == ranks - 2 + blocks
+
+
+def test_the_fused_all_reduce_takes_one_round_less_than_the_papers():
+    """Its Fig. 2 needs 9 steps for 3 ranks and 4 blocks, reduce then broadcast 10.
+
+    The ninth returns the sum to the rank that computed it.
+    """
+    separate = pipeline.reduce(3, 4).rounds + pipeline.broadcast(3, 4).rounds
+    assert (pipeline.all_reduce(3, 4).rounds, separate) == (9 - 1, 10)
+    for ranks, blocks in [(3, 4), (4, 16), (8, 50)]:
+        assert pipeline.all_reduce(ranks, blocks).rounds == 2 * blocks + ranks - 3
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8, 9])
+def test_a_rank_of_a_fused_pipeline_sends_one_block_at_a_time(ranks):
+    schedule = pipeline.all_reduce(ranks, 12)
+    for number in range(schedule.rounds):
+        one = schedule.round(number)
+        assert len(set(one.source)) == len(one.source)
+        assert len(set(one.target)) == len(one.target)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 15, 16, 33, 64])
+@pytest.mark.parametrize("chunks", [1, 8, 64])
+def test_double_trees_stay_above_the_bandwidth_bound(ranks, chunks):
+    """The paper's table has them below it."""
+    link = Link(latency_s=0.0, s_per_byte=2e-9)
+    nbytes = 2 * chunks * ranks * 1000
+    bound_s = 2 * (ranks - 1) / ranks * nbytes * link.s_per_byte
+    schedule = tree.double_all_reduce(ranks, chunks)
+    assert simulate_schedule(schedule, flat(link), nbytes=nbytes) >= bound_s * (1 - 1e-9)
+
+
+def test_half_of_the_ranks_of_a_tree_are_leaves_and_inner_ranks_of_the_other():
+    for ranks in (2, 7, 8, 21, 64):
+        parents = tree.in_order_parents(ranks)
+        inner = set(parents[parents >= 0].tolist())
+        assert not {rank for rank in inner if rank % 2 == 0}
+        assert (parents < 0).sum() == 1
+
+
+def test_bytes_over_each_uplink():
+    nbytes = 8 * 3000
+    by_tiers = blueconnect.all_reduce([4, 2])
+    # Each of two nodes sends half of the message once on the way in and once on the way out.
+    assert bytes_across_tier(by_tiers, 4, nbytes=nbytes).tolist() == [nbytes, nbytes]
+    around = bytes_across_tier(ring.all_reduce(8), 4, nbytes=nbytes).tolist()
+    assert around == [2 * 7 * nbytes // 8] * 2
+
+
+def test_links_that_the_ranks_do_not_fill():
+    with pytest.raises(RequestError, match="10 ranks do not fill the tiers"):
+        simulate_schedule(ring.all_reduce(10), tiers((4, 1e9), (None, 1e9)), nbytes=100)
+
+
+@given(elements=st.integers(0, 500), blocks=st.integers(1, 70))
+def test_blocks_differ_by_one_element_at_most(elements, blocks):
+    sizes = np.diff(block_edges(elements, blocks))
+    assert sizes.sum() == elements
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_a_ring_of_2048_ranks_is_cheap_enough_to_simulate():
+    """Eight million transfers; a few seconds, because rounds are arrays."""
+    schedule = ring.all_reduce(2048)
+    nbytes = 2048 * 1000
+    simulated_s = simulate_schedule(schedule, flat(LINK), nbytes=nbytes)
+    assert simulated_s == pytest.approx(formula_s("all-reduce", "ring", 2048, nbytes, flat(LINK)))
+
+
+@pytest.mark.parametrize(
+    ("operation", "name", "complaint"),
+    [
+        ("broadcast", "ring", "no broadcast by 'ring'; there are linear-pipeline, mst, exchange"),
+        ("all-reduce", "ring:2", "takes no argument, got '2'"),
+        ("all-reduce", "parameter-server:9", "expected 1 to 4 servers"),
+        ("all-reduce", "parameter-server:x", "expected 1 to 4 servers"),
+        ("all-reduce", "blueconnect:ring", "expected 2 of ring, halving-doubling"),
+        ("all-reduce", "blueconnect:ring/magic", "expected 2 of ring, halving-doubling"),
+        ("all-reduce", "linear-pipeline:0", "at least one byte"),
+    ],
+)
+def test_what_cannot_be_built(operation, name, complaint):
+    with pytest.raises(RequestError, match=complaint):
+        built(operation, name, 4, topology=Topology((0, 1, 2, 3), (2, 2)))
+
+
+def test_a_root_that_does_not_exist():
+    with pytest.raises(RequestError, match="root must be one of 3 ranks, got 3"):
+        built("broadcast", "mst", 3, root=3)
+
+
+def test_a_block_size_can_be_given():
+    assert built("broadcast", "linear-pipeline:100B", 3, nbytes=1001).blocks == 11
+    assert built("broadcast", "linear-pipeline:1MiB", 3, nbytes=1001).blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("order", "factors", "complaint"),
+    [((0, 0), (2,), "every rank once"), ((0, 1), (3,), "do not multiply to 2 ranks")],
+)
+def test_topologies_that_cannot_be(order, factors, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Topology(order, factors)
