@@ -13,8 +13,8 @@ PACKAGE = Path(gradweave.__file__).parent
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"lab", "measure"},
-    {"comm"},
+    {"measure"},
+    {"comm", "lab"},
     {"simulation"},
     {"planning", "collectives"},
     {"presets"},

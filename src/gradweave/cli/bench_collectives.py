@@ -2,8 +2,6 @@
 
 import argparse
 import os
-import sys
-from collections.abc import Callable
 from itertools import product
 from typing import get_args
 
@@ -14,8 +12,9 @@ from gradweave import collectives
 from gradweave.cli.arguments import names, whole_number
 from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
 from gradweave.costs import Link
-from gradweave.errors import LabError, RequestError
-from gradweave.lab import Cluster, ClusterSpec, Line
+from gradweave.errors import RequestError
+from gradweave.lab import ClusterSpec
+from gradweave.measure.on_cluster import time_on_cluster
 from gradweave.measure.timings import Question, Timing
 from gradweave.words import Operation, parse_bytes, parse_rate, parse_spec
 
@@ -82,32 +81,12 @@ def run(options: argparse.Namespace) -> None:
         )
         question = _question(options, nodes // options.racks if options.racks > 1 else None)
         with progress_bar(question.timings, doing=f"{nodes} nodes") as advance:
-            timings = _ask(spec, question, loopback=options.loopback, advance=advance)
+            timings = time_on_cluster(spec, question, loopback=options.loopback, advance=advance)
         rows += [
             Row(nodes=nodes, ranks_per_node=spec.ranks_per_node, rate=spec.rate, timing=timing)
             for timing in timings
         ]
     _print(rows, as_json=options.json)
-
-
-def _ask(
-    spec: ClusterSpec, question: Question, *, loopback: bool, advance: Callable[[], None]
-) -> list[Timing]:
-    timings: list[Timing] = []
-
-    def take(line: Line) -> None:
-        if line.rank == 0 and not line.is_error:
-            timings.append(msgspec.json.decode(line.text, type=Timing))
-            advance()
-
-    argument = msgspec.json.encode(question).decode()
-    command = [sys.executable, "-m", "gradweave.measure.collectives_job", argument]
-    with Cluster(spec, loopback=loopback) as cluster:
-        result = cluster.start(command, on_line=take).wait()
-    if result.first_failure is not None:
-        last = next((line for line in reversed(result.first_failure.last_lines) if line), "")
-        raise LabError(f"{result.first_failure}: {last}")
-    return timings
 
 
 def _run_under_torchrun(options: argparse.Namespace) -> None:

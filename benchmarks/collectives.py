@@ -1,0 +1,197 @@
+"""Collectives on emulated clusters, beside gloo's own: ``python benchmarks/collectives.py OUTPUT``.
+
+Writes OUTPUT.json (every timing) and OUTPUT.md (tables of ratios). About fifteen minutes on two
+cores; leave the machine alone meanwhile. ``--only NAME`` runs one of the experiments.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from msgspec import Struct
+
+from gradweave.costs import Link
+from gradweave.lab import ClusterSpec
+from gradweave.measure.on_cluster import time_on_cluster
+from gradweave.measure.timings import Question, Timing
+from gradweave.words import Operation, parse_rate
+
+LATENCY_S = 300e-6
+ROOTED: tuple[Operation, ...] = ("broadcast", "reduce", "all-reduce")
+OF_THE_PAPER = ("native", "linear-pipeline", "mst", "exchange")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    name: str
+    title: str
+    clusters: tuple[ClusterSpec, ...]
+    operations: tuple[Operation, ...]
+    algorithms: tuple[str, ...]
+    sizes: tuple[int, ...]
+    repeats: int = 7
+
+
+def cluster(nodes: int, ranks_per_node: int = 1, *, rate: str, **more: object) -> ClusterSpec:
+    return msgspec.convert(
+        {"nodes": nodes, "ranks_per_node": ranks_per_node, "rate": rate, **more}, ClusterSpec
+    )
+
+
+EXPERIMENTS = [
+    Experiment(
+        name="sizes",
+        title="Linear Pipeline paper, Fig. 3: 4 nodes, 1 Gbit/s, over message size",
+        clusters=(cluster(4, rate="1gbit"),),
+        operations=ROOTED,
+        algorithms=OF_THE_PAPER,
+        sizes=(64_000, 256_000, 1_000_000, 4_000_000, 16_000_000, 32_000_000, 64_000_000),
+    ),
+    Experiment(
+        name="nodes",
+        title="Linear Pipeline paper, Fig. 4: 8 MB, 200 Mbit/s, over nodes",
+        clusters=tuple(cluster(nodes, rate="200mbit") for nodes in range(2, 9)),
+        operations=ROOTED,
+        algorithms=OF_THE_PAPER,
+        sizes=(8_000_000,),
+        repeats=5,
+    ),
+    Experiment(
+        name="ring",
+        title="Ring against gloo's all-reduce: 4 nodes, 1 Gbit/s",
+        clusters=(cluster(4, rate="1gbit"),),
+        operations=("all-reduce",),
+        algorithms=("native", "ring", "halving-doubling", "double-tree", "parameter-server:4"),
+        sizes=(1_000_000, 4_000_000, 32_000_000),
+        repeats=11,
+    ),
+    Experiment(
+        name="small",
+        title="Small messages: 8 nodes, 1 Gbit/s",
+        clusters=(cluster(8, rate="1gbit"),),
+        operations=("all-reduce",),
+        algorithms=("native", "recursive-doubling", "binary-tree", "mst", "halving-doubling"),
+        sizes=(1_000, 4_000, 16_000),
+        repeats=11,
+    ),
+    Experiment(
+        name="blueconnect",
+        title="BlueConnect: 8 MB, 200 Mbit/s between nodes",
+        clusters=(
+            cluster(2, 4, rate="200mbit"),
+            cluster(2, 4, rate="200mbit", local_rate="1gbit"),
+            cluster(4, 2, rate="200mbit"),
+            cluster(4, 2, rate="400mbit", racks=2, uplink_rate="200mbit"),
+        ),
+        operations=("all-reduce",),
+        algorithms=("native", "ring", "two-level", "blueconnect", "blueconnect:auto"),
+        sizes=(8_000_000,),
+        repeats=9,
+    ),
+]
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """The timings of one experiment on one cluster."""
+
+    experiment: str
+    cluster: ClusterSpec
+    timings: list[Timing]
+
+
+def measure(experiment: Experiment) -> Iterable[Measured]:
+    for spec in experiment.clusters:
+        print(f"{experiment.name}: {_described(spec)}", file=sys.stderr, flush=True)
+        question = Question(
+            operations=experiment.operations,
+            algorithms=experiment.algorithms,
+            sizes=experiment.sizes,
+            repeats=experiment.repeats,
+            link=Link(latency_s=LATENCY_S, s_per_byte=8 / parse_rate(spec.rate or "1gbit")),
+            nodes_per_rack=spec.nodes // spec.racks if spec.racks > 1 else None,
+        )
+        yield Measured(
+            experiment=experiment.name, cluster=spec, timings=time_on_cluster(spec, question)
+        )
+
+
+def _described(spec: ClusterSpec) -> str:
+    parts = [f"{spec.nodes} nodes", f"{spec.ranks_per_node} ranks each", f"{spec.rate}"]
+    parts += [f"{spec.local_rate} inside"] if spec.local_rate else []
+    parts += [f"{spec.racks} racks, uplinks {spec.uplink_rate}"] if spec.racks > 1 else []
+    return ", ".join(parts)
+
+
+def page(results: Sequence[Measured]) -> str:
+    lines = [
+        "# Collectives on emulated clusters",
+        "",
+        "Written by `python benchmarks/collectives.py`; the JSON file beside it has every timing.",
+        "Times are medians of the slowest rank, algorithms take turns, every result was checked",
+        "bit for bit in the same run. *Rate* is the message over the time, as a share of the rate",
+        "of a node's link; *over native* is how many times faster than gloo's own.",
+        "",
+        f"{_commit()}; {os.cpu_count()} shared cores ({platform.machine()}), "
+        f"Python {platform.python_version()}, torch {torch.__version__}.",
+    ]
+    for experiment in EXPERIMENTS:
+        measured = [result for result in results if result.experiment == experiment.name]
+        if measured:
+            lines += ["", f"## {experiment.title}", "", *_table(measured)]
+    return "\n".join([*lines, ""])
+
+
+def _table(measured: Sequence[Measured]) -> Iterable[str]:
+    yield "| cluster | operation | MB | algorithm | median ms | 10 % to 90 % | rate | over native |"
+    yield "|---|---|---:|---|---:|---|---:|---:|"
+    for result in measured:
+        for timing in result.timings:
+            native = next(
+                other
+                for other in result.timings
+                if (other.op, other.bytes, other.algorithm) == (timing.op, timing.bytes, "native")
+            )
+            bits_per_s = parse_rate(result.cluster.rate or "1gbit")
+            yield (
+                f"| {_described(result.cluster)} | {timing.op} | {timing.bytes / 1e6:g} | "
+                f"{timing.algorithm} | {timing.median_s * 1e3:.1f} | "
+                f"{timing.p10_s * 1e3:.1f} to {timing.p90_s * 1e3:.1f} | "
+                f"{timing.algbw_bytes_per_s * 8 / bits_per_s:.0%} | "
+                f"{native.median_s / timing.median_s:.2f}x |"
+            )
+        assert all(timing.correct for timing in result.timings), "a wrong result"
+
+
+def _commit() -> str:
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
+    )
+    return f"Commit {described.stdout.strip()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path, help="path without suffix")
+    parser.add_argument("--only", choices=[experiment.name for experiment in EXPERIMENTS])
+    options = parser.parse_args()
+    results = [
+        measured
+        for experiment in EXPERIMENTS
+        if options.only in (None, experiment.name)
+        for measured in measure(experiment)
+    ]
+    options.output.with_suffix(".json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(results), indent=1)
+    )
+    options.output.with_suffix(".md").write_text(page(results))
+
+
+if __name__ == "__main__":
+    main()
