@@ -11,16 +11,20 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import msgspec
 import torch
 from msgspec import Struct
 
+from gradweave.collectives import build
+from gradweave.collectives.topology import topology_of
 from gradweave.costs import Link
-from gradweave.lab import ClusterSpec
+from gradweave.lab import ClusterSpec, SentBytes
 from gradweave.measure.on_cluster import time_on_cluster
 from gradweave.measure.timings import Question, Timing
+from gradweave.simulation.schedule import bytes_across_tier
 from gradweave.words import Operation, parse_rate
 
 LATENCY_S = 300e-6
@@ -114,12 +118,90 @@ def measure(experiment: Experiment) -> Iterable[Measured]:
             algorithms=experiment.algorithms,
             sizes=experiment.sizes,
             repeats=experiment.repeats,
-            link=Link(latency_s=LATENCY_S, s_per_byte=8 / parse_rate(spec.rate or "1gbit")),
-            nodes_per_rack=spec.nodes // spec.racks if spec.racks > 1 else None,
+            link=_expected_link(spec),
+            nodes_per_rack=_nodes_per_rack(spec),
         )
         yield Measured(
-            experiment=experiment.name, cluster=spec, timings=time_on_cluster(spec, question)
+            experiment=experiment.name,
+            cluster=spec,
+            timings=time_on_cluster(spec, question).timings,
         )
+
+
+def _expected_link(spec: ClusterSpec) -> Link:
+    return Link(latency_s=LATENCY_S, s_per_byte=8 / parse_rate(spec.rate or "1gbit"))
+
+
+def _nodes_per_rack(spec: ClusterSpec) -> int | None:
+    return spec.nodes // spec.racks if spec.racks > 1 else None
+
+
+UPLINK_CLUSTERS = (
+    cluster(2, 4, rate="200mbit"),
+    cluster(4, 2, rate="200mbit"),
+    cluster(4, 2, rate="400mbit", racks=2, uplink_rate="200mbit"),
+)
+UPLINK_BYTES = 8_000_000
+
+
+class Uplinks(Struct, frozen=True, kw_only=True):
+    """Bytes that leave each node, and each rack, in one all-reduce: counted, and by schedule."""
+
+    cluster: ClusterSpec
+    algorithm: str
+    counted_by_node: float
+    expected_by_node: int
+    counted_by_rack: float | None
+    expected_by_rack: int | None
+
+
+def count_uplinks() -> Iterable[Uplinks]:
+    for spec, algorithm in product(UPLINK_CLUSTERS, ("ring", "two-level", "blueconnect")):
+        print(f"uplinks: {_described(spec)}, {algorithm}", file=sys.stderr, flush=True)
+        few, many = 2, 8
+        before, after = (_sent(spec, algorithm, repeats=repeats) for repeats in (few, many))
+        more = after.since(before)  # connecting and checking cost the same in both
+        calls = many - few
+        by_node, by_rack = _expected_bytes(spec, algorithm)
+        yield Uplinks(
+            cluster=spec,
+            algorithm=algorithm,
+            counted_by_node=max(more.by_node) / calls,
+            expected_by_node=by_node,
+            counted_by_rack=max(more.by_rack) / calls if more.by_rack else None,
+            expected_by_rack=by_rack,
+        )
+
+
+def _sent(spec: ClusterSpec, algorithm: str, *, repeats: int) -> SentBytes:
+    question = Question(
+        operations=("all-reduce",),
+        algorithms=(algorithm,),
+        sizes=(UPLINK_BYTES,),
+        repeats=repeats,
+        link=_expected_link(spec),
+        nodes_per_rack=_nodes_per_rack(spec),
+    )
+    sent = time_on_cluster(spec, question).sent
+    assert sent is not None
+    return sent
+
+
+def _expected_bytes(spec: ClusterSpec, algorithm: str) -> tuple[int, int | None]:
+    nodes = [spec.node_of(rank) for rank in range(spec.world_size)]
+    racks = [spec.rack_of(node) for node in nodes]
+    schedule = build(
+        "all-reduce",
+        algorithm,
+        topology=topology_of(nodes, racks),
+        nbytes=UPLINK_BYTES,
+        link=_expected_link(spec),
+    )
+    by_node = bytes_across_tier(schedule, spec.ranks_per_node, nbytes=UPLINK_BYTES)
+    if spec.racks == 1:
+        return int(by_node.max()), None
+    by_rack = bytes_across_tier(schedule, spec.world_size // spec.racks, nbytes=UPLINK_BYTES)
+    return int(by_node.max()), int(by_rack.max())
 
 
 def _described(spec: ClusterSpec) -> str:
@@ -129,7 +211,7 @@ def _described(spec: ClusterSpec) -> str:
     return ", ".join(parts)
 
 
-def page(results: Sequence[Measured]) -> str:
+def page(results: Sequence[Measured], uplinks: Sequence[Uplinks]) -> str:
     lines = [
         "# Collectives on emulated clusters",
         "",
@@ -145,7 +227,25 @@ def page(results: Sequence[Measured]) -> str:
         measured = [result for result in results if result.experiment == experiment.name]
         if measured:
             lines += ["", f"## {experiment.title}", "", *_table(measured)]
+    if uplinks:
+        lines += ["", "## Bytes over the uplinks, one all-reduce of 8 MB", "", *_uplinks(uplinks)]
     return "\n".join([*lines, ""])
+
+
+def _uplinks(uplinks: Sequence[Uplinks]) -> Iterable[str]:
+    yield "Counted by the kernel, frame headers and acknowledgements included."
+    yield ""
+    yield "| cluster | algorithm | MB out of a node | schedule | ratio | out of a rack | schedule |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
+    for one in uplinks:
+        counted = one.counted_by_rack
+        rack = f"{counted / 1e6:.2f}" if counted is not None else ""
+        rack_by_schedule = f"{one.expected_by_rack / 1e6:.2f}" if one.expected_by_rack else ""
+        yield (
+            f"| {_described(one.cluster)} | {one.algorithm} | {one.counted_by_node / 1e6:.2f} | "
+            f"{one.expected_by_node / 1e6:.2f} | "
+            f"{one.counted_by_node / one.expected_by_node:.3f} | {rack} | {rack_by_schedule} |"
+        )
 
 
 def _table(measured: Sequence[Measured]) -> Iterable[str]:
@@ -179,7 +279,8 @@ def _commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path, help="path without suffix")
-    parser.add_argument("--only", choices=[experiment.name for experiment in EXPERIMENTS])
+    names = [*(experiment.name for experiment in EXPERIMENTS), "uplinks"]
+    parser.add_argument("--only", choices=names)
     options = parser.parse_args()
     results = [
         measured
@@ -187,10 +288,10 @@ def main() -> None:
         if options.only in (None, experiment.name)
         for measured in measure(experiment)
     ]
-    options.output.with_suffix(".json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(results), indent=1)
-    )
-    options.output.with_suffix(".md").write_text(page(results))
+    uplinks = list(count_uplinks()) if options.only in (None, "uplinks") else []
+    raw = msgspec.json.encode({"timings": results, "uplinks": uplinks})
+    options.output.with_suffix(".json").write_bytes(msgspec.json.format(raw, indent=1))
+    options.output.with_suffix(".md").write_text(page(results, uplinks))
 
 
 if __name__ == "__main__":

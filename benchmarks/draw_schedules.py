@@ -37,7 +37,7 @@ def ends(schedule: Schedule) -> Iterator[dict[str, object]]:
                 }
 
 
-def drawing(title: str, schedule: Schedule) -> alt.LayerChart:
+def drawing(title: str, schedule: Schedule) -> alt.LayerChart | alt.FacetChart:
     data = alt.InlineData(values=list(ends(schedule)))
     rounds = alt.Scale(domain=[0, schedule.rounds], nice=False)
     base = alt.Chart(data, width=640, height=34 * schedule.ranks, title=f"all-reduce by {title}")

@@ -21,15 +21,15 @@ class Spec(NamedTuple):
     name: str
     argument: str | None
 
-    def without_argument(self) -> str:
-        if self.argument is not None:
-            raise RequestError(f"{self.name!r} takes no argument, got {self.argument!r}")
-        return self.name
-
 
 def parse_spec(text: str) -> Spec:
     name, colon, argument = text.partition(":")
     return Spec(name, argument if colon else None)
+
+
+def refuse_argument(argument: str | None) -> None:
+    if argument is not None:
+        raise RequestError(f"this name takes no argument, got {argument!r}")
 
 
 def parse_bytes(text: str) -> int:

@@ -81,10 +81,10 @@ def run(options: argparse.Namespace) -> None:
         )
         question = _question(options, nodes // options.racks if options.racks > 1 else None)
         with progress_bar(question.timings, doing=f"{nodes} nodes") as advance:
-            timings = time_on_cluster(spec, question, loopback=options.loopback, advance=advance)
+            done = time_on_cluster(spec, question, loopback=options.loopback, advance=advance)
         rows += [
             Row(nodes=nodes, ranks_per_node=spec.ranks_per_node, rate=spec.rate, timing=timing)
-            for timing in timings
+            for timing in done.timings
         ]
     _print(rows, as_json=options.json)
 

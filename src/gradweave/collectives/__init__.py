@@ -28,7 +28,7 @@ from gradweave.costs import Link, closed_form, flat
 from gradweave.costs.pipeline import PipelineCost
 from gradweave.costs.scatter_gather import rounds
 from gradweave.errors import RequestError
-from gradweave.words import Operation, parse_spec
+from gradweave.words import Operation, parse_spec, refuse_argument
 
 __all__ = ["ALGORITHMS", "OWNED", "Request", "build", "names"]
 
@@ -56,8 +56,7 @@ LATENCY_MATTERS = 0.05
 
 def _plain(build_for: Callable[[int], Schedule]) -> Algorithm:
     def algorithm(request: Request) -> Schedule:
-        if request.argument is not None:
-            raise RequestError(f"this collective takes no argument, got {request.argument!r}")
+        refuse_argument(request.argument)
         return build_for(request.ranks)
 
     return algorithm

@@ -17,7 +17,7 @@ from gradweave.costs import (
 from gradweave.costs.cost import FREE, Cost, Curve, Line, fit_line
 from gradweave.costs.links import Level, Link, Links, flat
 from gradweave.errors import RequestError, UnknownCost
-from gradweave.words import Operation, parse_bytes, parse_spec
+from gradweave.words import Operation, parse_bytes, parse_spec, refuse_argument
 
 __all__ = [
     "FORMULAS",
@@ -44,8 +44,7 @@ def _plain(form: Callable[[Link, int], Cost]) -> Formula:
 
 def _tiered(form: Callable[[Links, int], Cost]) -> Formula:
     def priced(links: Links, workers: int, argument: str | None) -> Cost:
-        if argument is not None:
-            raise RequestError(f"this collective takes no argument, got {argument!r}")
+        refuse_argument(argument)
         return form(links, workers)
 
     return priced

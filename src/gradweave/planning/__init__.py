@@ -11,7 +11,7 @@ from gradweave.planning import baselines
 from gradweave.planning.mgwfbp import mgwfbp
 from gradweave.planning.optimal import DEFAULT_TOLERANCE, optimal
 from gradweave.trace import Trace
-from gradweave.words import parse_bytes, parse_spec
+from gradweave.words import parse_bytes, parse_spec, refuse_argument
 
 __all__ = ["PLANNERS", "Merging", "find_planner", "make_plan"]
 
@@ -21,8 +21,7 @@ Merging = Callable[[Trace, Cost], list[int]]
 
 def _plain(merging: Merging) -> Callable[[str | None], Merging]:
     def without_argument(argument: str | None) -> Merging:
-        if argument is not None:
-            raise RequestError(f"this planner takes no argument, got {argument!r}")
+        refuse_argument(argument)
         return merging
 
     return without_argument
