@@ -28,8 +28,9 @@ results: $(INSTALLED)
 presets: $(INSTALLED)
 	$(BIN)/python benchmarks/make_presets.py
 
-# A virtual environment of ours alone; constraints.txt pins every package, torch first of all:
-# left to itself, pip would fetch a CUDA build of several gigabytes.
+# A virtual environment of ours alone; constraints.txt pins what goes into it. Of torch 2.13.0 pip
+# takes the build its configuration prefers: on a stock Linux machine that is the CUDA build, several
+# gigabytes, unless it is pointed at a CPU build.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'

@@ -1,7 +1,17 @@
 """Fast synchronous data-parallel training in PyTorch on the network you have."""
 
 from gradweave.compression import Compression
-from gradweave.errors import FormatError, GradweaveError, RequestError, UnknownCost
+from gradweave.costs import Curve, Level, Line, Link, Links
+from gradweave.errors import (
+    CollectiveError,
+    FormatError,
+    GradweaveError,
+    LabError,
+    PlanMismatch,
+    RequestError,
+    UnknownCost,
+)
+from gradweave.files import read, write
 from gradweave.network import CollectiveCost, Network
 from gradweave.plan import Bucket, Plan
 from gradweave.planning import make_plan
@@ -13,11 +23,19 @@ from gradweave.trace import Tensor, Trace
 __all__ = [
     "Bucket",
     "CollectiveCost",
+    "CollectiveError",
     "Compression",
+    "Curve",
     "FormatError",
     "GradweaveError",
+    "LabError",
+    "Level",
+    "Line",
+    "Link",
+    "Links",
     "Network",
     "Plan",
+    "PlanMismatch",
     "RequestError",
     "Span",
     "Tensor",
@@ -27,7 +45,9 @@ __all__ = [
     "load_network",
     "load_trace",
     "make_plan",
+    "read",
     "simulate",
+    "write",
 ]
 
 __version__ = "0.1.0"

@@ -1,23 +1,38 @@
 """What every value checks when it is made. The message names the field and the value found."""
 
-from math import isfinite
-
 from msgspec import Struct
+
+# No time, size or rate in a training job is larger; sums and products of such numbers stay finite.
+LARGEST = 10**15
 
 
 def require_positive(value: Struct, *fields: str) -> None:
     for field in fields:
         found = getattr(value, field)
-        if not (isfinite(found) and found > 0):
-            raise ValueError(f"{_subject(value)}{field} must be positive, got {found}")
+        if not 0 < found <= LARGEST:
+            raise ValueError(f"{_subject(value)}{field} must be positive{_but(found)}")
 
 
-def require_finite(value: Struct, *fields: str) -> None:
-    """A finite number of at least zero: a time, a latency, a rate."""
+def require_not_negative(value: Struct, *fields: str) -> None:
     for field in fields:
         found = getattr(value, field)
-        if not (isfinite(found) and found >= 0):
-            raise ValueError(f"{_subject(value)}{field} must be a number >= 0, got {found}")
+        if not 0 <= found <= LARGEST:
+            raise ValueError(f"{_subject(value)}{field} must be a number >= 0{_but(found)}")
+
+
+def require_text(value: Struct, *fields: str) -> None:
+    for field in fields:
+        found = getattr(value, field)
+        if not found:
+            raise ValueError(f"{field} must not be empty")
+        if any("\ud800" <= character <= "\udfff" for character in found):
+            raise ValueError(f"{field} must be text that can be written, got {found!a}")
+
+
+def _but(found: float) -> str:
+    """What was found; a number with hundreds of digits is not worth reading."""
+    too_large = isinstance(found, int) and found > LARGEST
+    return f" and at most {LARGEST:.0e}" if too_large else f", got {found}"
 
 
 def _subject(value: Struct) -> str:

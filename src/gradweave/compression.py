@@ -32,6 +32,8 @@ def parse_compression(text: str) -> Compression:
     if method is None:
         raise RequestError(f"no compression {spec.name!r}; there are {', '.join(METHODS)}")
     try:
-        return Compression(method=method, density=float(spec.argument or "0.001"))
+        return Compression(
+            method=method, density=float("0.001" if spec.argument is None else spec.argument)
+        )
     except ValueError as error:
         raise RequestError(f"{text!r}: {error}; write it as {method}:0.001") from None

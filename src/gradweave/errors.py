@@ -4,6 +4,7 @@ class GradweaveError(Exception):
     GradweaveError
     ├── FormatError       a file is not what its reader expects
     ├── LabError          the emulated cluster cannot be built, or does not do what it was asked
+    ├── PlanMismatch      the plan is not one for this trace or model
     ├── RequestError      a name, an argument or a combination that means nothing
     ├── UnknownCost       the network cannot price what it was asked for
     └── CollectiveError   a collective could not be carried out
@@ -16,6 +17,10 @@ class FormatError(GradweaveError):
 
 class LabError(GradweaveError):
     """The emulated cluster cannot be built, or does not do what it was asked."""
+
+
+class PlanMismatch(GradweaveError, ValueError):
+    """The plan is not one for this trace or model."""
 
 
 class RequestError(GradweaveError, ValueError):

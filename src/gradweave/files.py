@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gradweave.errors import FormatError
+from gradweave.errors import FormatError, RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan
 from gradweave.timeline import Timeline
@@ -26,7 +26,7 @@ SCHEMAS: dict[type, str] = {
 
 def read(path: str | os.PathLike[str], kind: type[Value]) -> Value:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise FormatError(
             f"{path}: not a text file ({error.reason} at byte {error.start})"
@@ -50,9 +50,12 @@ def loads(text: str, kind: type[Value], *, origin: str) -> Value:
     if found != expected:
         raise FormatError(f"{origin}: schema: expected {expected!r}, found {found!r}")
     try:
-        return msgspec.convert(document, kind)
+        value = msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
         raise FormatError(f"{origin}: {_field_first(str(error), document)}") from None
+    if missing := _first_missing(document, msgspec.to_builtins(value)):
+        raise FormatError(f"{origin}: {missing} is missing; files have no defaults")
+    return value
 
 
 def dumps(value: Trace | Network | Plan | Timeline) -> str:
@@ -66,11 +69,19 @@ def write(path: str | os.PathLike[str], value: Trace | Network | Plan | Timeline
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """The whole text or nothing: an interrupted write leaves what was there before."""
-    target = Path(path)
+    if not str(path) or "\0" in str(path):
+        raise RequestError(f"{str(path)!r} is not a file; name one to write to, without null byte")
+    target = Path(os.path.realpath(path))  # a link stays a link
+    if target.exists() and not target.is_file():
+        raise RequestError(f"{path} is not a file; name one to write to")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")
+        if target.exists():
+            partial.chmod(target.stat().st_mode & 0o7777)
         partial.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
 
@@ -87,12 +98,28 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _field_first(message: str, document: Any) -> str:
     """msgspec ends with `` - at `$.tensors[3].elements```; people look for the field first."""
-    match = re.fullmatch(r"(?s)(.*) - at `\$\.?(.*?)`", message)
+    message = message.replace("\n", "\\n")
+    match = re.fullmatch(r"(.*) - at `\$\.?(.*?)`", message)
     if match is None:
         return message
     found = _look_up(document, match[2])
     value = f", the value is {found!r}" if isinstance(found, str | int | float) else ""
     return f"{match[2]}: {match[1]}{value}" if match[2] else f"{match[1]}{value}"
+
+
+def _first_missing(found: Any, whole: Any, path: str = "") -> str | None:
+    """The path of a key that ``found`` leaves to a default."""
+    if isinstance(whole, dict):
+        for key, value in whole.items():
+            place = f"{path}.{key}".lstrip(".")
+            missing = place if key not in found else _first_missing(found[key], value, place)
+            if missing:
+                return missing
+    elif isinstance(whole, list | tuple):
+        for index, (one, value) in enumerate(zip(found, whole, strict=True)):
+            if missing := _first_missing(one, value, f"{path}[{index}]"):
+                return missing
+    return None
 
 
 def _look_up(document: Any, path: str) -> Any:

@@ -1,10 +1,23 @@
 """What a message costs: measured curves, fitted lines, or links and a topology."""
 
+from functools import reduce
+
 import numpy as np
 from msgspec import Struct
 
+from gradweave.checks import require_text
 from gradweave.compression import Compression
-from gradweave.costs import FREE, Cost, Curve, Line, Links, closed_form, sparse_closed_form
+from gradweave.costs import (
+    FREE,
+    Cost,
+    Curve,
+    Line,
+    Links,
+    Total,
+    closed_form,
+    has_formula,
+    sparse_closed_form,
+)
 from gradweave.errors import UnknownCost
 from gradweave.words import Operation, parse_spec
 
@@ -17,6 +30,11 @@ class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     workers: int
     cost: Line | Curve
 
+    def __post_init__(self) -> None:
+        require_text(self, "collective")
+        if self.workers < 2:  # noqa: PLR2004
+            raise ValueError(f"workers must be at least 2, got {self.workers}")
+
 
 class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prices messages, by what was measured or fitted where it can, otherwise by formula."""
@@ -27,6 +45,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     links: Links | None = None
 
     def __post_init__(self) -> None:
+        require_text(self, "name")
         if not self.costs and self.links is None:
             raise ValueError("costs and links are both missing; a network needs one of them")
         seen = set()
@@ -47,37 +66,34 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Seconds over bytes; over the bytes of the dense message where it is compressed."""
         if workers < 1:
             raise UnknownCost(f"workers must be at least 1, got {workers}")
-        if workers == 1:
-            return FREE
+        if operation == "all-reduce":
+            phases = self.phases(collective, workers=workers, compression=compression)
+            costs = tuple(cost for _, cost in phases)
+            return costs[0] if len(costs) == 1 else _total(costs)
         if compression is not None:
-            return self._sparse_cost(operation, compression, workers)
-        known = {
-            entry.workers: entry.cost
-            for entry in self.costs
-            if (entry.operation, entry.collective) == (operation, collective)
-        }
-        if workers in known:
-            return known[workers]
-        if self.links is not None:
-            return closed_form(operation, collective, self.links, workers)
-        raise UnknownCost(self._what_is_known(operation, collective, workers, tuple(known)))
+            raise UnknownCost(f"{compression} thins out an all-reduce, not a {operation}")
+        return self._dense_cost(operation, collective, workers)
+
+    def phases(
+        self, collective: str, *, workers: int, compression: Compression | None = None
+    ) -> tuple[tuple[str, Cost], ...]:
+        """What a gradient message does, step by step: an all-reduce, or a push and a pull."""
+        is_whole = self._measured("all-reduce", collective) or not _has_servers(collective)
+        if compression is not None:
+            self._check_known(collective)
+            return ((str(compression), self._sparse_cost(compression, workers)),)
+        if is_whole:
+            return (("all-reduce", self._dense_cost("all-reduce", collective, workers)),)
+        return (
+            ("push", self._dense_cost("reduce", collective, workers)),
+            ("pull", self._dense_cost("broadcast", collective, workers)),
+        )
 
     def seconds(
         self, operation: Operation, collective: str, *, nbytes: float, workers: int
     ) -> float:
         cost = self.cost(operation, collective, workers=workers)
         return float(cost.seconds(np.array([nbytes], dtype=np.float64))[0])
-
-    def phases(
-        self, collective: str, *, workers: int, compression: Compression | None = None
-    ) -> tuple[tuple[str, Cost], ...]:
-        """What one gradient message does, step by step; the steps add up to its all-reduce."""
-        if compression is None and parse_spec(collective).name == "parameter-server":
-            push = self.cost("reduce", collective, workers=workers)
-            pull = self.cost("broadcast", collective, workers=workers)
-            return (("push", push), ("pull", pull))
-        cost = self.cost("all-reduce", collective, workers=workers, compression=compression)
-        return (("all-reduce" if compression is None else str(compression), cost),)
 
     @property
     def default_collective(self) -> str:
@@ -92,31 +108,62 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return None
         return tuple(sorted({entry.workers for entry in self.costs}))
 
-    def _sparse_cost(self, operation: Operation, compression: Compression, workers: int) -> Cost:
-        if operation != "all-reduce":
-            raise UnknownCost(f"{compression} thins out an all-reduce, not a {operation}")
+    def _measured(self, operation: Operation, collective: str) -> dict[int, Cost]:
+        """What is known of it without links, by number of workers."""
+        return {
+            entry.workers: entry.cost
+            for entry in self.costs
+            if (entry.operation, entry.collective) == (operation, collective)
+        }
+
+    def _dense_cost(self, operation: Operation, collective: str, workers: int) -> Cost:
+        measured = self._measured(operation, collective)
+        if workers in measured:
+            return measured[workers]
+        if measured and (self.links is None or not has_formula(operation, collective)):
+            if workers == 1:
+                return FREE
+            counts = ", ".join(str(count) for count in sorted(measured))
+            raise UnknownCost(
+                f"network {self.name!r} knows {_what(operation, collective)} for {counts} "
+                f"workers, not for {workers}"
+            )
+        if self.links is None:
+            known = sorted({_what(entry.operation, entry.collective) for entry in self.costs})
+            raise UnknownCost(
+                f"network {self.name!r} does not know {_what(operation, collective)}; "
+                f"it knows {', '.join(known)}"
+            )
+        # Priced for two at least, so that a wrong name is found with one worker too.
+        formula = closed_form(operation, collective, self.links, max(2, workers))
+        return FREE if workers == 1 else formula
+
+    def _sparse_cost(self, compression: Compression, workers: int) -> Cost:
         if self.links is None:
             raise UnknownCost(
                 f"network {self.name!r} has no links, so the exchange of {compression} has no "
                 "price; take a network with links"
             )
+        if workers == 1:
+            return FREE
         return sparse_closed_form(compression, self.links, workers)
 
-    def _what_is_known(
-        self, operation: Operation, collective: str, workers: int, elsewhere: tuple[int, ...]
-    ) -> str:
-        """Why there is no answer, and what would have one."""
-        if elsewhere:
-            counts = ", ".join(str(count) for count in sorted(elsewhere))
-            return (
-                f"network {self.name!r} knows {_what(operation, collective)} for {counts} "
-                f"workers, not for {workers}"
-            )
-        known = sorted({_what(entry.operation, entry.collective) for entry in self.costs})
-        return (
-            f"network {self.name!r} does not know {_what(operation, collective)}; "
-            f"it knows {', '.join(known)}"
-        )
+    def _check_known(self, collective: str) -> None:
+        """That there is such a collective, also where its price is not asked for."""
+        if not self._measured("all-reduce", collective):
+            self._dense_cost("all-reduce", collective, 1)
+
+
+def _total(costs: tuple[Cost, ...]) -> Cost:
+    """Lines make a line, which is planned for faster."""
+    lines = [cost for cost in costs if isinstance(cost, Line)]
+    if len(lines) < len(costs):
+        return Total(costs)
+    return reduce(Line.plus, lines)
+
+
+def _has_servers(collective: str) -> bool:
+    return parse_spec(collective).name == "parameter-server"
 
 
 def _what(operation: str, collective: str) -> str:

@@ -6,6 +6,7 @@ from itertools import islice
 from msgspec import Struct
 
 from gradweave.compression import Compression
+from gradweave.errors import PlanMismatch
 from gradweave.trace import Trace
 
 
@@ -42,23 +43,23 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tuple(len(bucket.tensors) for bucket in self.buckets)
 
     def check_describes(self, trace: Trace) -> None:
-        """Raise ValueError unless the buckets are the trace's tensors, in the trace's order."""
+        """Raise PlanMismatch unless the buckets are the trace's tensors, in the trace's order."""
         planned = [name for bucket in self.buckets for name in bucket.tensors]
         traced = [tensor.name for tensor in trace.tensors]
         if planned == traced:
             return
         if missing := sorted(set(traced) - set(planned)):
-            raise ValueError(
+            raise PlanMismatch(
                 f"{len(missing)} tensors of trace {trace.name!r} are in no bucket, "
                 f"first {missing[0]!r}; plan for this trace again"
             )
         if extra := sorted(set(planned) - set(traced)):
-            raise ValueError(
+            raise PlanMismatch(
                 f"the plan has {len(extra)} tensors that trace {trace.name!r} has not, "
                 f"first {extra[0]!r}; plan for this trace again"
             )
         place = next(i for i, (a, b) in enumerate(zip(planned, traced, strict=True)) if a != b)
-        raise ValueError(
+        raise PlanMismatch(
             f"the plan sends {planned[place]!r} where backward of trace {trace.name!r} "
             f"yields {traced[place]!r}; plan for this trace again"
         )
@@ -79,4 +80,6 @@ def merge(
         Bucket(tensors=tuple(islice(names, length)), collective=collective, compression=compression)
         for length in lengths
     )
-    return Plan(planner=planner, buckets=buckets, overlap=overlap)
+    plan = Plan(planner=planner, buckets=buckets, overlap=overlap)
+    plan.check_describes(trace)
+    return plan

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gradweave.checks import require_finite
+from gradweave.checks import require_not_negative
 
 Lane = Literal["forward", "backward", "communication"]
 Interval = tuple[float, float]
@@ -22,7 +22,7 @@ class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nbytes: int = 0
 
     def __post_init__(self) -> None:
-        require_finite(self, "start_s", "end_s")
+        require_not_negative(self, "start_s", "end_s")
         if self.end_s < self.start_s:
             raise ValueError(f"end_s must not be before start_s {self.start_s}, got {self.end_s}")
 

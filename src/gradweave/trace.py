@@ -7,10 +7,12 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gradweave.checks import require_finite, require_positive
+from gradweave.checks import LARGEST, require_not_negative, require_positive, require_text
 from gradweave.costs.cost import FloatArray
 from gradweave.errors import RequestError
 from gradweave.words import Origin
+
+LARGEST_SCALE = 1e6
 
 
 class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,10 +29,9 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     forward_s: float
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("name must not be empty")
+        require_text(self, "name")
         require_positive(self, "elements", "bytes_per_element")
-        require_finite(self, "ready_s", "forward_s")
+        require_not_negative(self, "ready_s", "forward_s")
 
     @property
     def nbytes(self) -> int:
@@ -50,6 +51,7 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tensors: tuple[Tensor, ...]
 
     def __post_init__(self) -> None:
+        require_text(self, "name")
         require_positive(self, "batch_size")
         if not self.tensors:
             raise ValueError("tensors must not be empty")
@@ -64,6 +66,8 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     f"tensors: ready_s of {after.name!r} is {after.ready_s}, earlier than "
                     f"{before.ready_s} of {before.name!r} before it; list them in backward order"
                 )
+        if self.compute_s == 0:
+            raise ValueError("tensors: ready_s and forward_s are all zero; nothing is computed")
 
     @property
     def ready_s(self) -> FloatArray:
@@ -99,8 +103,11 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The same tensors with other total times, and shrunk or grown to ``parameter_scale``."""
         forward = _ratio(forward_s, self.forward_s, "forward")
         backward = _ratio(backward_s, self.backward_s, "backward")
-        if not (0 < parameter_scale < np.inf):
-            raise RequestError(f"parameter scale must be a positive number, got {parameter_scale}")
+        if not 0 < parameter_scale <= LARGEST_SCALE:
+            raise RequestError(
+                f"parameter scale must be above 0 and at most {LARGEST_SCALE:g}, "
+                f"got {parameter_scale}"
+            )
         return self._map(
             lambda tensor: replace(
                 tensor,
@@ -122,7 +129,7 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def _ratio(wanted_s: float | None, present_s: float, what: str) -> float:
     if wanted_s is None:
         return 1.0
-    if not (0 < wanted_s < np.inf):
+    if not 0 < wanted_s <= LARGEST:
         raise RequestError(f"{what} time must be a positive number of seconds, got {wanted_s}")
     if present_s == 0:
         raise RequestError(f"the trace has no {what} time to rescale to {wanted_s} s")

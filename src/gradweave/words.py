@@ -21,20 +21,35 @@ class Spec(NamedTuple):
     name: str
     argument: str | None
 
+    def __str__(self) -> str:
+        return self.name if self.argument is None else f"{self.name}:{self.argument}"
+
 
 def parse_spec(text: str) -> Spec:
     name, colon, argument = text.partition(":")
     return Spec(name, argument if colon else None)
 
 
-def refuse_argument(argument: str | None) -> None:
-    if argument is not None:
-        raise RequestError(f"this name takes no argument, got {argument!r}")
+def refuse_argument(spec: Spec) -> None:
+    if spec.argument is not None:
+        raise RequestError(f"{spec.name!r} takes no argument, got {spec.argument!r}")
+
+
+def parse_servers(spec: Spec, workers: int) -> int:
+    """``parameter-server`` has one server, ``parameter-server:4`` four, each one of the workers."""
+    text = "1" if spec.argument is None else spec.argument
+    is_short = text.isascii() and text.isdecimal() and len(text) <= len(str(workers))
+    if not is_short or not 1 <= int(text) <= workers:
+        raise RequestError(
+            f"{spec.name}:{text[:40]}: expected 1 to {workers} servers, each of them one of the "
+            "workers"
+        )
+    return int(text)
 
 
 def parse_bytes(text: str) -> int:
     """``25MiB`` is 25 * 2**20, ``25MB`` is 25 * 10**6, a bare number is bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|B)?", text.strip())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMG]i?B|B)?", text.strip(), re.ASCII)
     if match is None:
         raise RequestError(f"{text!r} is not a size; write it as 64KiB, 25MiB or 100MB")
     nbytes = int(float(match[1]) * _BYTES[match[2] or "B"])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 from gradweave import Plan, files, load_trace
 from gradweave.cli import main
@@ -53,7 +54,7 @@ def test_plan_prints_buckets_and_writes_a_plan(capsys, tmp_path):
 def test_tables_are_for_people(capsys):
     assert main(["simulate", *JOB, "--workers", "64"]) == 0
     out = capsys.readouterr().out
-    assert "googlenet-k80 on k80-10gbe by ring; one worker alone: 308.0 ms" in out
+    assert "googlenet-k80 on k80-10gbe, 4-byte gradients by ring; one worker alone: 308.0 ms" in out
     assert [line.split("│")[2].strip() for line in out.splitlines() if "│" in line] == [
         "wfbp",
         "single",
@@ -76,6 +77,12 @@ def test_the_trace_can_be_changed(capsys):
     assert row["compute_s"] == pytest.approx(3)
     a_s = 6 * 45.25e-6
     assert row["exposed_s"] - a_s == pytest.approx((whole["exposed_s"] - a_s) / 4, rel=1e-3)
+
+
+def test_a_sweep_over_widths(capsys):
+    rows = printed_json(capsys, "simulate", *JOB, "--workers", "64", "--bytes-per-element", "4,2")
+    assert [row["bytes_per_element"] for row in rows] == [4] * 4 + [2] * 4
+    assert rows[4]["communication_s"] < rows[0]["communication_s"]
 
 
 def test_a_network_measured_with_one_number_of_workers_needs_no_number(capsys):
@@ -134,10 +141,24 @@ SIMULATE = ["simulate", *JOB, "--workers", "4"]
         ([*SIMULATE, "--collective", "native"], "no formula for all-reduce by 'native'"),
         ([*SIMULATE, "--compression", "gtopk:2"], "density must be above 0 and at most 1, got 2"),
         ([*SIMULATE, "--stragglers", "5"], "5 stragglers among 4 workers"),
-        ([*SIMULATE, "--slowdown", "0.5"], "expected a number of at least 1, got '0.5'"),
-        ([*SIMULATE, "--forward", "nan"], "expected a number above 0, got 'nan'"),
-        (["simulate", *JOB, "--workers", "0"], "whole number of at least 1, got '0'"),
-        (["simulate", *JOB, "--workers", "four"], "whole number of at least 1, got 'four'"),
+        ([*SIMULATE, "--slowdown", "0.5"], "expected a number from 1 to 1000, got '0.5'"),
+        ([*SIMULATE, "--forward", "nan"], "expected a number above 0, at most 1e+15, got 'nan'"),
+        (["simulate", *JOB, "--workers", "0"], "whole number from 1 to 1000000, got '0'"),
+        (["simulate", *JOB, "--workers", "four"], "whole number from 1 to 1000000, got 'four'"),
+        (["simulate", *JOB, "--workers", "9" * 5000], "whole number from 1 to 1000000, got '999"),
+        (["simulate", *JOB, "--workers", "٤"], "whole number from 1 to 1000000"),
+        (["simulate", *JOB, "--work", "4"], "unrecognized arguments: --work 4"),
+        ([*SIMULATE, "--parameter-scale", "1e308"], "expected a number above 0, at most 1e+06"),
+        ([*SIMULATE, "--forward", "1e308"], "expected a number above 0, at most 1e+15"),
+        ([*SIMULATE, "--jitter", "1e200"], "expected a number from 0 to 10"),
+        ([*SIMULATE, "--planner", "fixed:" + "9" * 400], "is not a size"),
+        ([*SIMULATE, "--planner", "wfbp,optimal:1e308"], "tolerance from 0 to 1"),
+        ([*SIMULATE, "--bytes-per-element", "9" * 400], "whole number from 1 to 16"),
+        ([*SIMULATE, "--collective", "parameter-server:" + "9" * 5000], "expected 1 to 4 servers"),
+        (["plan", *JOB, "--workers", "1", "--collective", "rign"], "no formula for all-reduce by"),
+        (["plan", *JOB, "--workers", "4", "--output", "."], "is not a file; name one"),
+        (["plan", *JOB, "--workers", "4", "--output", "\0"], "null byte"),
+        (["plan", *JOB, "--workers", "4", "--output", ""], "is not a file; name one"),
         (["simulate", *JOB, "--wrokers", "4"], "unrecognized arguments: --wrokers 4"),
         (["simulate", "--network", "k80-10gbe"], "required: --trace"),
         (["fly"], "invalid choice: 'fly'"),
@@ -168,6 +189,23 @@ def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch, argv, complaint):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_names_are_text_and_never_markup(capsys, tmp_path):
+    names = ["[/red]x", "blocks[a].w", "smile:smile:"]
+    trace = load_trace("alexnet")
+    tensors = tuple(replace(t, name=name) for t, name in zip(trace.tensors, names, strict=False))
+    files.write(tmp_path / "t.json", replace(trace, name="[bold]odd", tensors=tensors))
+    argv = ["plan", "--trace", str(tmp_path / "t.json"), "--network", "k80-10gbe"]
+    assert (
+        main(
+            [*argv, "--workers", "128", "--collective", "parameter-server:100", "--planner", "wfbp"]
+        )
+        == 0
+    )
+    out = capsys.readouterr().out
+    for text in (*names, "[bold]odd", "parameter-server:100"):
+        assert text in out
+
+
 def test_a_bad_file_is_named_and_leaves_no_output(capsys, tmp_path):
     trace = tmp_path / "trace.json"
     trace.write_text(files.dumps(load_trace("alexnet"))[:-40])
@@ -181,18 +219,9 @@ def test_a_bad_file_is_named_and_leaves_no_output(capsys, tmp_path):
 
 
 def test_as_a_program_into_a_closed_pipe():
-    """The one test of the installed command: `gradweave … | true` must not print a traceback."""
-    code = "from gradweave.cli import main; raise SystemExit(main())"
+    """`gradweave … | true` must not print a traceback."""
+    command = '"$0" -m gradweave simulate --trace resnet50 --network k80-10gbe --workers 4 | true'
     done = subprocess.run(
-        [
-            "bash",
-            "-c",
-            '"$0" -c "$1" simulate --trace resnet50 --network k80-10gbe --workers 4 --json | true',
-            sys.executable,
-            code,
-        ],
-        capture_output=True,
-        check=False,
-        text=True,
+        ["bash", "-c", command, sys.executable], capture_output=True, check=False, text=True
     )
     assert done.stderr == ""

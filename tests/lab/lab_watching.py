@@ -41,15 +41,22 @@ class Told:
 
 def descendants(ancestor):
     """Processes below this one, with their start times, because ids are used again."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and (found := _parent_and_start(entry)):
-            parents[int(entry.name)] = found
+    living = _living()
     below, found = {ancestor}, set()
-    while new := {pid for pid, (parent, _) in parents.items() if parent in below} - below:
+    while new := {pid for pid, (parent, _) in living.items() if parent in below} - below:
         below |= new
-        found |= {(pid, parents[pid][1]) for pid in new}
+        found |= {(pid, living[pid][1]) for pid in new}
     return found
+
+
+def children(parent):
+    return [pid for pid, (found, _) in _living().items() if found == parent]
+
+
+def _living():
+    """Parent and start time of each process."""
+    entries = [entry for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return {int(e.name): found for e in entries if (found := _parent_and_start(e))}
 
 
 def alive(processes):

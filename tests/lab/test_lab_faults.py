@@ -1,7 +1,12 @@
 """Links that are cut, healed, slowed and counted, and nodes that fail."""
 
+import os
+import signal
+import time
+from pathlib import Path
+
 import pytest
-from lab_watching import LIMIT_S, Told, printed
+from lab_watching import LIMIT_S, Told, children, printed
 
 from gradweave.lab import Cluster, ClusterSpec, Rates
 
@@ -76,10 +81,48 @@ def test_a_failing_node_takes_its_ranks_with_it_and_no_others(two_by_two):
     job = two_by_two.start(["sleep", "600"], keep_going=True)
     two_by_two.fail(1)
     job.stop()
+    assert [found.status for found in job.wait(LIMIT_S).exits] == [-15, -15, -9, -9]
+
+
+def test_a_failing_node_is_the_first_failure(two_by_two):
+    job = two_by_two.start(["sleep", "600"])
+    two_by_two.fail(1)
     result = job.wait(LIMIT_S)
-    assert [found.status for found in result.exits] == [-15, -15, -9, -9]
-    assert result.first_failure.node == 1
-    assert result.exit_code == 137
+    assert (result.first_failure.node, result.exit_code) == (1, 137)
+    assert [found.status for found in result.exits[:2]] == [-15, -15]
+
+
+def test_the_first_to_die_is_named_though_the_fabric_looks_late(namespaces, tmp_path):
+    script = 'until [ -e "$0/$RANK" ]; do sleep 0.01; done; exit $((RANK + 1))'
+    with Cluster(ClusterSpec(nodes=3)) as cluster:
+        job = cluster.start(["sh", "-c", script, str(tmp_path)], keep_going=True)
+        fabric, ranks = fabric_and_ranks(cluster)
+        os.kill(fabric, signal.SIGSTOP)
+        for rank in (2, 0, 1):
+            (tmp_path / str(rank)).touch()
+            wait_until_dead(ranks[rank], fabric)
+        os.kill(fabric, signal.SIGCONT)
+        result = job.wait(LIMIT_S)
+    assert [found.status for found in result.exits] == [1, 2, 3]
+    assert result.first_failure.rank == 2
+
+
+def fabric_and_ranks(cluster):
+    """Their process ids outside; the ranks' are told by their environment."""
+    (fabric,) = children(cluster._control._process.pid)
+    ranks = {}
+    for pid in children(fabric):
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        (rank,) = (int(word[5:]) for word in words if word.startswith(b"RANK="))
+        ranks[rank] = pid
+    return fabric, ranks
+
+
+def wait_until_dead(pid, parent):
+    deadline_s = time.monotonic() + LIMIT_S
+    while pid in children(parent):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("ranks_per_node", [1, 2])

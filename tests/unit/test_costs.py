@@ -184,7 +184,25 @@ def test_blueconnect_on_a_torus():
 
 @pytest.mark.parametrize("collective", ["blueconnect", "two-level"])
 def test_without_a_factorisation_there_is_one_ring(collective):
-    assert line("all-reduce", collective, 11, TREE) == line("all-reduce", "ring", 11, TREE).expected
+    adding = Links(levels=(*TREE.levels[:-1], Level(members=None, link=LINK)))
+    assert (
+        line("all-reduce", collective, 11, adding)
+        == line("all-reduce", "ring", 11, adding).expected
+    )
+
+
+@pytest.mark.parametrize("workers", [3, 5, 8])
+def test_blueconnect_on_one_tier_is_what_that_tier_does(workers):
+    """Adding is paid for alike, whatever the algorithm is called."""
+    same = "halving-doubling" if workers == 8 else "ring"
+    assert line("all-reduce", "blueconnect", workers) == line("all-reduce", same, workers).expected
+
+
+@pytest.mark.parametrize("collective", ["halving-doubling", "mst", "double-tree", "exchange"])
+def test_formulas_that_do_not_know_shared_uplinks_refuse_tiers(collective):
+    closed_form("all-reduce", collective, TREE, 3)
+    with pytest.raises(UnknownCost, match="12 workers span several tiers; take ring"):
+        closed_form("all-reduce", collective, TREE, 12)
 
 
 @given(workers=st.integers(1, 300))
@@ -225,10 +243,10 @@ def test_only_the_printed_double_tree_is_below_the_bandwidth_bound(collective, w
     [
         ("broadcast", "ring", UnknownCost, "no formula for broadcast by 'ring'; there are linear"),
         ("all-reduce", "rign", UnknownCost, "no formula for all-reduce by 'rign'"),
-        ("all-reduce", "ring:3", RequestError, "takes no argument, got '3'"),
-        ("all-reduce", "parameter-server:0", UnknownCost, "0 parameter servers among 4 workers"),
-        ("all-reduce", "parameter-server:5", UnknownCost, "5 parameter servers among 4 workers"),
-        ("all-reduce", "parameter-server:x", RequestError, "number of servers"),
+        ("all-reduce", "ring:3", RequestError, "'ring' takes no argument, got '3'"),
+        ("all-reduce", "parameter-server:0", RequestError, "expected 1 to 4 servers"),
+        ("all-reduce", "parameter-server:5", RequestError, "expected 1 to 4 servers"),
+        ("all-reduce", "parameter-server:x", RequestError, "expected 1 to 4 servers"),
         ("reduce", "linear-pipeline:much", RequestError, "'much' is not a size"),
     ],
 )

@@ -1,6 +1,7 @@
 """Files come back as they were written; anything else is one line with file, field and value."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from gradweave import (
     FormatError,
     Network,
     Plan,
+    RequestError,
     Timeline,
     Trace,
     files,
@@ -44,7 +46,7 @@ def test_compression_and_links_come_back_too(small_trace):
     plan = make_plan(
         small_trace,
         network,
-        workers=8,
+        workers=4,
         compression=Compression(method="gtopk", density=0.001),
     )
     assert there_and_back(network) == network
@@ -167,6 +169,64 @@ def test_networks_that_are_not(cost, complaint):
     with pytest.raises(FormatError) as caught:
         files.loads(json.dumps(document), Network, origin="text")
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        (Plan, ["overlap"]),
+        (Plan, ["buckets", 0, "compression"]),
+        (Network, ["links", "topology"]),
+        (Network, ["links", "levels", 1, "link", "sum_s_per_byte"]),
+        (Network, ["costs"]),
+    ],
+)
+def test_files_have_no_defaults(kind, path):
+    document = json.loads((GOLDEN / f"{kind.__name__.lower()}-1.json").read_text())
+    *parents, last = path
+    place = document
+    for key in parents:
+        place = place[key]
+    del place[last]
+    with pytest.raises(FormatError, match=rf"{last} is missing; files have no defaults"):
+        files.loads(json.dumps(document), kind, origin="text")
+
+
+def test_a_link_stays_a_link_and_a_mode_a_mode(tmp_path, small_trace):
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.touch(mode=0o600)
+    link.symlink_to(target)
+    files.write(link, small_trace)
+    assert link.is_symlink()
+    assert files.read(target, Trace) == small_trace
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", [".", "folder", "pipe"])
+def test_only_files_are_written_to(tmp_path, small_trace, name):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RequestError, match="is not a file; name one to write to"):
+        files.write(tmp_path / name, small_trace)
+
+
+def test_names_that_cannot_be_written():
+    lone_surrogate = json.dumps("\ud800")
+    document = (GOLDEN / "trace-1.json").read_text().replace('"layer2.bias"', lone_surrogate)
+    with pytest.raises(FormatError, match="name must be text that can be written"):
+        files.loads(document, Trace, origin="text")
+
+
+def test_numbers_beyond_reason():
+    document = (GOLDEN / "trace-1.json").read_text().replace("5120", "1" + "0" * 400)
+    with pytest.raises(FormatError, match=r"elements must be positive and at most 1e\+15"):
+        files.loads(document, Trace, origin="text")
+
+
+def test_a_byte_order_mark_is_no_harm(tmp_path, small_trace):
+    file = tmp_path / "trace.json"
+    file.write_text("\ufeff" + files.dumps(small_trace))
+    assert files.read(file, Trace) == small_trace
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path, small_trace, monkeypatch):

@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 
 from gradweave import CollectiveCost, Compression, Network, UnknownCost, load_network
-from gradweave.costs import Line, Link, flat
+from gradweave.costs import Curve, Line, Link, flat
 
 FITTED = Network(
     name="fitted",
@@ -68,6 +69,85 @@ def test_the_phases_of_a_message_add_up_to_its_all_reduce(collective, linked_net
     assert (total.startup_s, total.s_per_byte) == pytest.approx((whole.startup_s, whole.s_per_byte))
     names = [name for name, _ in phases]
     assert names == (["push", "pull"] if "server" in collective else ["all-reduce"])
+
+
+def test_a_measured_parameter_server_is_priced_alike_everywhere(small_trace, linked_network):
+    """Planned for and simulated at the same price, measured whole or as push and pull."""
+    whole = Line(startup_s=10.0, s_per_byte=0.0)
+    measured = {
+        ("all-reduce",): [("all-reduce", 10.0)],
+        ("reduce", "broadcast"): [("push", 10.0), ("pull", 10.0)],
+    }
+    for operations, phases in measured.items():
+        network = Network(
+            name="measured",
+            source="made up",
+            links=linked_network.links,
+            costs=tuple(
+                CollectiveCost(
+                    operation=operation, collective="parameter-server", workers=3, cost=whole
+                )
+                for operation in operations
+            ),
+        )
+        found = network.phases("parameter-server", workers=3)
+        assert [(name, cost.startup_s) for name, cost in found] == phases
+        total = network.cost("all-reduce", "parameter-server", workers=3)
+        assert total.startup_s == sum(seconds for _, seconds in phases)
+
+
+def test_push_and_pull_by_curves_add_up():
+    curve = Curve(nbytes=(1, 10), measured_s=(1.0, 2.0))
+    network = Network(
+        name="curves",
+        source="made up",
+        costs=tuple(
+            CollectiveCost(operation=operation, collective="parameter-server", workers=2, cost=cost)
+            for operation, cost in (
+                ("reduce", curve),
+                ("broadcast", Line(startup_s=0.5, s_per_byte=0.0)),
+            )
+        ),
+    )
+    cost = network.cost("all-reduce", "parameter-server", workers=2)
+    assert cost.seconds(np.array([1.0, 10.0])).tolist() == [1.5, 2.5]
+    assert cost.known_to_bytes == 10
+    assert cost.line(10.0).startup_s == pytest.approx(0.5 + curve.line(10.0).startup_s)
+
+
+@pytest.mark.parametrize(
+    ("workers", "compression"),
+    [
+        (1, None),
+        (1, Compression(method="topk", density=0.1)),
+        (4, Compression(method="topk", density=0.1)),
+    ],
+)
+def test_a_wrong_name_is_found_also_where_its_price_is_not_needed(
+    workers, compression, linked_network
+):
+    with pytest.raises(UnknownCost, match="no formula for all-reduce by 'rign'"):
+        linked_network.cost("all-reduce", "rign", workers=workers, compression=compression)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"workers": -3}, "workers must be at least 2, got -3"),
+        ({"workers": 1}, "workers must be at least 2, got 1"),
+        ({"collective": ""}, "collective must not be empty"),
+    ],
+)
+def test_entries_that_cannot_be(fields, complaint):
+    given = {"operation": "all-reduce", "collective": "ring", "workers": 2}
+    with pytest.raises(ValueError, match=complaint):
+        CollectiveCost(**{**given, **fields}, cost=Line(startup_s=1.0, s_per_byte=0.0))
+
+
+def test_a_fit_for_other_workers_is_mentioned_though_there_are_links(linked_network):
+    network = Network(name="both", source="made up", costs=FITTED.costs, links=linked_network.links)
+    with pytest.raises(UnknownCost, match="by 'native' for 2, 16 workers, not for 8"):
+        network.cost("all-reduce", "native", workers=8)
 
 
 def test_a_sparse_exchange_needs_links():

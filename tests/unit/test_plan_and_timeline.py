@@ -1,6 +1,6 @@
 import pytest
 
-from gradweave import Bucket, Compression, Plan, Span, Timeline, load_trace
+from gradweave import Bucket, Compression, Plan, Span, Timeline
 from gradweave.compression import parse_compression
 from gradweave.errors import RequestError
 from gradweave.words import parse_bytes
@@ -109,7 +109,3 @@ def test_sizes(text, nbytes):
 def test_what_is_no_size(text):
     with pytest.raises(RequestError, match="size"):
         parse_bytes(text)
-
-
-def test_presets_are_traces_of_their_name():
-    assert load_trace("alexnet").name == "alexnet"

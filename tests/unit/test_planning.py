@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import all_mergings, costs, curves, end_of_communication_s, lines, traces
 
-from gradweave import Network, RequestError, Tensor, Trace, load_network, load_trace, make_plan
+from gradweave import (
+    Compression,
+    RequestError,
+    Tensor,
+    Trace,
+    load_network,
+    load_trace,
+    make_plan,
+)
 from gradweave.costs import Curve, Line
 from gradweave.planning import PLANNERS, find_planner
 from gradweave.planning.mgwfbp import mgwfbp
@@ -159,7 +167,7 @@ def test_mgwfbp_is_algorithm_1_as_printed(sizes, line, data):
     gaps = st.lists(
         st.sampled_from([0.0, 0.125, 0.5, 1.0]), min_size=len(sizes), max_size=len(sizes)
     )
-    ready_s = np.cumsum(data.draw(gaps)).tolist()
+    ready_s = (0.125 + np.cumsum(data.draw(gaps))).tolist()
     trace = Trace(
         name="drawn",
         origin="estimated",
@@ -246,13 +254,14 @@ def test_a_measured_curve_is_planned_better_on_the_curve_than_on_its_line():
     ("name", "complaint"),
     [
         ("fastest", "no planner 'fastest'; there are naive, wfbp"),
-        ("wfbp:3", "takes no argument, got '3'"),
+        ("wfbp:3", "'wfbp' takes no argument, got '3'"),
         ("fixed", "needs a size, such as fixed:25MiB"),
         ("fixed:big", "'big' is not a size"),
         ("fixed:0", "at least one byte"),
-        ("optimal:-1", "tolerance >= 0"),
-        ("optimal:nan", "tolerance >= 0"),
-        ("optimal:x", "tolerance >= 0"),
+        ("optimal:-1", "tolerance from 0 to 1"),
+        ("optimal:nan", "tolerance from 0 to 1"),
+        ("optimal:1e308", "tolerance from 0 to 1"),
+        ("optimal:x", "tolerance from 0 to 1"),
     ],
 )
 def test_planners_that_do_not_exist(name, complaint):
@@ -260,11 +269,17 @@ def test_planners_that_do_not_exist(name, complaint):
         find_planner(name)
 
 
-def test_one_worker_sends_nothing_that_costs(small_trace):
-    network = Network(
-        name="measured-for-two",
-        source="made up",
-        costs=load_network("cluster1-16xk80-10gbe").costs,
-    )
-    plan = make_plan(small_trace, network, workers=1)
-    assert sum(plan.lengths) == 3
+def test_with_one_worker_every_plan_is_equally_good(small_trace):
+    """Nothing is sent, so the fewest messages are one."""
+    plan = make_plan(small_trace, load_network("cluster1-16xk80-10gbe"), workers=1)
+    assert plan.lengths == (3,)
+
+
+def test_thinned_out_gradients_are_priced_for_four_bytes_only(small_trace):
+    with pytest.raises(RequestError, match=r"gtopk:0.01 is priced for gradients of 4 bytes only"):
+        make_plan(
+            small_trace.with_bytes_per_element(2),
+            load_network("gtopk-1gbe"),
+            workers=4,
+            compression=Compression(method="gtopk", density=0.01),
+        )

@@ -38,6 +38,8 @@ def test_traces_that_cannot_be():
         trace(tensor(), tensor())
     with pytest.raises(ValueError, match=r"ready_s of 'u' is 0.5, earlier than 1.0 of 't'"):
         trace(tensor(), tensor(name="u", ready_s=0.5))
+    with pytest.raises(ValueError, match="all zero; nothing is computed"):
+        trace(tensor(ready_s=0.0, forward_s=0.0))
     with pytest.raises(ValueError, match="batch_size must be positive, got 0"):
         trace(tensor(), batch_size=0)
 
@@ -68,9 +70,11 @@ def test_rescaling_reaches_the_totals_asked_for(made, forward_s, scale):
 def test_rescaling_needs_something_to_scale():
     with pytest.raises(RequestError, match=r"no backward time to rescale to 2.0 s"):
         trace(tensor(ready_s=0.0)).rescaled(backward_s=2.0)
+    with pytest.raises(RequestError, match="at most 1e\\+06, got 1e\\+308"):
+        trace(tensor()).rescaled(parameter_scale=1e308)
     with pytest.raises(RequestError, match="forward time must be a positive number"):
         trace(tensor()).rescaled(forward_s=float("nan"))
-    with pytest.raises(RequestError, match="parameter scale must be a positive number, got 0"):
+    with pytest.raises(RequestError, match=r"parameter scale must be above 0 .* got 0"):
         trace(tensor()).rescaled(parameter_scale=0)
 
 

@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         summary, _, details = (module.__doc__ or "").partition("\n")
         verb = verbs.add_parser(
             name,
+            allow_abbrev=False,
             help=summary,
             description=f"{summary}\n{details}",
             formatter_class=argparse.RawDescriptionHelpFormatter,

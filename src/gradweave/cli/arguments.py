@@ -3,13 +3,14 @@
 import argparse
 from collections.abc import Callable, Sequence
 
+from gradweave.checks import LARGEST
 from gradweave.compression import Compression, parse_compression
 from gradweave.errors import RequestError
 from gradweave.network import Network
-from gradweave.planning import PLANNERS
+from gradweave.planning import PLANNERS, find_planner
 from gradweave.presets import load_network, load_trace
 from gradweave.simulation import Case, cases
-from gradweave.trace import Trace
+from gradweave.trace import LARGEST_SCALE, Trace
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None:
@@ -56,8 +57,9 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None
     change.add_argument(
         "--bytes-per-element",
         metavar="N",
-        type=whole_number(least=1),
-        help="width of gradients, 2 for mixed precision",
+        type=_widths,
+        default=[None],
+        help="width of gradients, 2 for mixed precision; several are separated by commas",
     )
     change.add_argument(
         "--forward", metavar="S", type=number(above=0), help="rescale forward to S seconds"
@@ -68,16 +70,22 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None
     change.add_argument(
         "--parameter-scale",
         metavar="X",
-        type=number(above=0),
+        type=number(above=0, most=LARGEST_SCALE),
         default=1.0,
         help="keep the tensors and multiply their sizes by X",
     )
 
 
 def asked_cases(options: argparse.Namespace) -> list[Case]:
+    for name in options.planner:
+        find_planner(name)  # before the first of many cases is computed for nothing
     networks = [load_network(name) for name in options.network]
     return cases(
-        [_changed(load_trace(name), options) for name in options.trace],
+        [
+            _changed(load_trace(name), options, width)
+            for name in options.trace
+            for width in options.bytes_per_element
+        ],
         networks,
         workers=options.workers or _only_number_of_workers(networks),
         planners=options.planner,
@@ -86,15 +94,13 @@ def asked_cases(options: argparse.Namespace) -> list[Case]:
     )
 
 
-def _changed(trace: Trace, options: argparse.Namespace) -> Trace:
+def _changed(trace: Trace, options: argparse.Namespace, width: int | None) -> Trace:
     trace = trace.rescaled(
         forward_s=options.forward,
         backward_s=options.backward,
         parameter_scale=options.parameter_scale,
     )
-    if options.bytes_per_element is None:
-        return trace
-    return trace.with_bytes_per_element(options.bytes_per_element)
+    return trace if width is None else trace.with_bytes_per_element(width)
 
 
 def _only_number_of_workers(networks: Sequence[Network]) -> tuple[int, ...]:
@@ -115,28 +121,37 @@ def worker_counts(text: str) -> list[int]:
     return [whole_number(least=1)(part) for part in names(text)]
 
 
-def whole_number(*, least: int) -> Callable[[str], int]:
+def _widths(text: str) -> list[int]:
+    return [whole_number(least=1, most=16)(part) for part in names(text)]
+
+
+def whole_number(*, least: int, most: int = 1_000_000) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
+        is_short = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+        if not is_short or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(
-                f"expected a whole number of at least {least}, got {text!r}"
+                f"expected a whole number from {least} to {most}, got {text[:40]!r}"
             )
         return int(text)
 
     return parse
 
 
-def number(*, above: float | None = None, least: float = 0.0) -> Callable[[str], float]:
+def number(
+    *, above: float | None = None, least: float = 0.0, most: float = LARGEST
+) -> Callable[[str], float]:
     def parse(text: str) -> float:
         try:
             found = float(text)
         except ValueError:
             found = float("nan")
-        if above is not None and not above < found < float("inf"):
-            raise argparse.ArgumentTypeError(f"expected a number above {above:g}, got {text!r}")
-        if not least <= found < float("inf"):
+        if above is not None and not above < found <= most:
             raise argparse.ArgumentTypeError(
-                f"expected a number of at least {least:g}, got {text!r}"
+                f"expected a number above {above:g}, at most {most:g}, got {text[:40]!r}"
+            )
+        if not least <= found <= most:
+            raise argparse.ArgumentTypeError(
+                f"expected a number from {least:g} to {most:g}, got {text[:40]!r}"
             )
         return found
 

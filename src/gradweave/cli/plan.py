@@ -24,13 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     cases = arguments.asked_cases(options)
-    if options.output and len(cases) > 1:
+    if options.output is not None and len(cases) > 1:
         raise RequestError(
             f"--output takes one plan, and these options ask for {len(cases)}; "
             "name one trace, network, number of workers, planner and collective"
         )
     planned = [run_case(case) for case in cases]
-    if options.output:
+    if options.output is not None:
         files.write(options.output, planned[0].plan)
     if options.json:
         print_json([_row(simulated) for simulated in planned])

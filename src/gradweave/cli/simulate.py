@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     jitter = parser.add_argument_group("workers that differ")
     jitter.add_argument(
         "--jitter",
-        type=arguments.number(least=0),
+        type=arguments.number(least=0, most=10),
         default=0.0,
         metavar="X",
         help="standard deviation of each worker's times, as a share of them",
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     jitter.add_argument(
         "--slowdown",
-        type=arguments.number(least=1),
+        type=arguments.number(least=1, most=1000),
         default=1.5,
         metavar="X",
         help="a straggler takes X times as long (default: 1.5)",
@@ -82,14 +82,16 @@ def _jitter(options: argparse.Namespace) -> Jitter | None:
 
 
 def _job(outcome: Outcome) -> tuple[str, ...]:
-    return outcome.trace, outcome.network, outcome.compression or outcome.collective
+    width = "" if outcome.bytes_per_element is None else f"{outcome.bytes_per_element}-byte "
+    way = outcome.compression or outcome.collective
+    return outcome.trace, outcome.network, f"{width}gradients by {way}"
 
 
 def _print(outcomes: Sequence[Outcome]) -> None:
     trace, network, way = _job(outcomes[0])
     alone_s = outcomes[0].compute_s
     print_table(
-        f"{trace} on {network} by {way}; one worker alone: {milliseconds(alone_s)} ms",
+        f"{trace} on {network}, {way}; one worker alone: {milliseconds(alone_s)} ms",
         {
             "workers": [str(o.workers) for o in outcomes],
             "planner": [o.planner for o in outcomes],

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gradweave.simulation import Outcome
 
@@ -24,11 +25,12 @@ def print_json(rows: Any) -> None:
 
 
 def print_table(title: str, columns: Mapping[str, Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table()
     for name in columns:
         table.add_column(name, justify="left" if name in TEXT_COLUMNS else "right")
     for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
+        table.add_row(*(Text(cell) for cell in row))  # names are text, never markup
+    print(title)
     Console(width=None if sys.stdout.isatty() else UNLIMITED_WIDTH).print(table)
 
 

@@ -28,7 +28,7 @@ from gradweave.costs import Link, closed_form, flat
 from gradweave.costs.pipeline import PipelineCost
 from gradweave.costs.scatter_gather import rounds
 from gradweave.errors import RequestError
-from gradweave.words import Operation, parse_spec, refuse_argument
+from gradweave.words import Operation, Spec, parse_servers, parse_spec, refuse_argument
 
 __all__ = ["ALGORITHMS", "OWNED", "Request", "build", "names"]
 
@@ -41,7 +41,7 @@ class Request:
     topology: Topology
     nbytes: int
     link: Link  # what a transfer costs, for algorithms that choose a block size
-    argument: str | None  # what stands behind the colon of the name
+    spec: Spec  # the algorithm's name, and its argument
 
     @property
     def ranks(self) -> int:
@@ -56,7 +56,7 @@ LATENCY_MATTERS = 0.05
 
 def _plain(build_for: Callable[[int], Schedule]) -> Algorithm:
     def algorithm(request: Request) -> Schedule:
-        refuse_argument(request.argument)
+        refuse_argument(request.spec)
         return build_for(request.ranks)
 
     return algorithm
@@ -66,8 +66,8 @@ def _pipelined(build_for: Callable[[int, int], Schedule]) -> Algorithm:
     """In blocks of the size that the cost model chooses, or of the size behind the colon."""
 
     def algorithm(request: Request) -> Schedule:
-        name = "linear-pipeline" + (f":{request.argument}" if request.argument else "")
-        cost = closed_form(request.operation, name, flat(request.link), max(2, request.ranks))
+        ranks = max(2, request.ranks)
+        cost = closed_form(request.operation, str(request.spec), flat(request.link), ranks)
         assert isinstance(cost, PipelineCost)
         block_bytes = float(cost.block_bytes(np.array([float(request.nbytes)]))[0])
         return build_for(request.ranks, max(1, ceil(request.nbytes / block_bytes)))
@@ -76,16 +76,7 @@ def _pipelined(build_for: Callable[[int, int], Schedule]) -> Algorithm:
 
 
 def _served(build_for: Callable[[int, int], Schedule]) -> Algorithm:
-    def algorithm(request: Request) -> Schedule:
-        servers = request.argument or "1"
-        if not servers.isdecimal() or not 1 <= int(servers) <= request.ranks:
-            raise RequestError(
-                f"parameter-server:{servers}: expected 1 to {request.ranks} servers, each of them "
-                "one of the ranks"
-            )
-        return build_for(request.ranks, int(servers))
-
-    return algorithm
+    return lambda request: build_for(request.ranks, parse_servers(request.spec, request.ranks))
 
 
 def _blueconnect(request: Request) -> Schedule:
@@ -93,12 +84,12 @@ def _blueconnect(request: Request) -> Schedule:
     them, innermost first.
     """
     factors = request.topology.factors
-    if request.argument is None:
+    if request.spec.argument is None:
         return blueconnect.all_reduce(factors, _tiers_for(request))
-    named = request.argument.split("/")
+    named = request.spec.argument.split("/")
     if len(named) != len(factors) or not set(named) <= set(TIERS):
         raise RequestError(
-            f"blueconnect:{request.argument}: expected {len(factors)} of {', '.join(TIERS)}, "
+            f"blueconnect:{request.spec.argument}: expected {len(factors)} of {', '.join(TIERS)}, "
             f"separated by slashes, for tiers of {factors}"
         )
     return blueconnect.all_reduce(factors, [TIERS[name] for name in named])
@@ -169,15 +160,15 @@ def build(
     root: int = 0,
 ) -> Schedule:
     """The schedule of an operation on a message of that many bytes."""
-    name, argument = parse_spec(collective)
-    if (operation, name) not in ALGORITHMS:
+    spec = parse_spec(collective)
+    if (operation, spec.name) not in ALGORITHMS:
         raise RequestError(
             f"no {operation} by {collective!r}; there are {', '.join(names(operation))}"
         )
     if not 0 <= root < topology.ranks:
         raise RequestError(f"root must be one of {topology.ranks} ranks, got {root}")
-    schedule = ALGORITHMS[operation, name](
-        Request(operation=operation, topology=topology, nbytes=nbytes, link=link, argument=argument)
+    schedule = ALGORITHMS[operation, spec.name](
+        Request(operation=operation, topology=topology, nbytes=nbytes, link=link, spec=spec)
     )
     if operation in OWNED:
         return schedule

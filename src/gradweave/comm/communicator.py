@@ -109,16 +109,26 @@ class Communicator:
                 for group in groups
             ]
         if named == ("auto",):
-            kind = (message.numel(), message.dtype)
-            if kind not in self._tuned:
-                self._tuned[kind] = fastest_collectives(self._tiers, message)
-            named = self._tuned[kind]
+            self._run_tuned(message)
+            return
         if len(named) != len(self._tiers):
             raise RequestError(
                 f"blueconnect:{'/'.join(named)} names {len(named)} tiers, the topology has "
                 f"{len(self._tiers)}: {self.topology.factors}"
             )
         tiered_all_reduce(self._tiers, message, named)
+
+    def _run_tuned(self, message: torch.Tensor) -> None:
+        """By what was fastest in each tier when a message of this kind was first seen."""
+        assert self._tiers is not None
+        kind = (message.numel(), message.dtype)
+        if kind not in self._tuned:
+            self._tuned[kind] = fastest_collectives(self._tiers, message, self.group)
+        chosen = self._tuned[kind]
+        if "native" in chosen:
+            tiered_all_reduce(self._tiers, message, chosen)
+        else:  # as one schedule, whose tiers overlap
+            self._run_ours("all-reduce", message, f"blueconnect:{'/'.join(chosen)}", root=0)
 
     def _check_agreement(self, what: str, message: torch.Tensor, root: int) -> None:
         """Before a kind of message travels for the first time: do all ranks mean the same?"""

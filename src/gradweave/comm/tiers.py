@@ -75,14 +75,16 @@ def _parts(tiers: Sequence[Runner], message: torch.Tensor) -> list[torch.Tensor]
     return parts
 
 
-def fastest_collectives(tiers: Sequence[Runner], message: torch.Tensor) -> tuple[str, ...]:
-    """By measurement, each tier's own; the ranks of a group come to the same choice."""
+def fastest_collectives(
+    tiers: Sequence[Runner], message: torch.Tensor, world: dist.ProcessGroup
+) -> tuple[str, ...]:
+    """By measurement, each tier's own; all ranks of the world come to the same choice."""
     candidates = ["native", *names("reduce-scatter")]
     chosen = []
     for tier, part in zip(tiers, _parts(tiers, message), strict=True):
         trial = torch.zeros_like(part)
         taken_s = [_best_s(tier, trial, name) for name in candidates]
-        slowest_s = largest(tier.group, taken_s, device=message.device)
+        slowest_s = largest(world, taken_s, device=message.device)
         chosen.append(min(zip(slowest_s, candidates, strict=True))[1])
     return tuple(chosen)
 

@@ -1,5 +1,6 @@
 """Seconds over bytes: what one message costs. A line, a measured curve, or a formula."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
@@ -7,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from gradweave.checks import require_finite
+from gradweave.checks import require_not_negative
 
 FloatArray = NDArray[np.float64]
 
@@ -36,7 +37,7 @@ class Line(
     s_per_byte: float
 
     def __post_init__(self) -> None:
-        require_finite(self, "startup_s", "s_per_byte")
+        require_not_negative(self, "startup_s", "s_per_byte")
 
     def seconds(self, nbytes: FloatArray) -> FloatArray:
         return self.startup_s + self.s_per_byte * nbytes
@@ -54,6 +55,30 @@ class Line(
             startup_s=self.startup_s + other.startup_s,
             s_per_byte=self.s_per_byte + other.s_per_byte,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """One cost after the other."""
+
+    parts: tuple[Cost, ...]
+
+    def seconds(self, nbytes: FloatArray) -> FloatArray:
+        total_s = np.zeros_like(nbytes)
+        for part in self.parts:
+            total_s = total_s + part.seconds(nbytes)
+        return total_s
+
+    def line(self, largest_bytes: float) -> Line:
+        lines = [part.line(largest_bytes) for part in self.parts]
+        return Line(
+            startup_s=sum(line.startup_s for line in lines),
+            s_per_byte=sum(line.s_per_byte for line in lines),
+        )
+
+    @property
+    def known_to_bytes(self) -> float:
+        return min(part.known_to_bytes for part in self.parts)
 
 
 FREE = Line(startup_s=0.0, s_per_byte=0.0)

@@ -1,27 +1,33 @@
 """All-reduce over tiers of links: Eqs. 1 to 10 of the BlueConnect paper.
 
-The paper leaves out the time to add, and so do these: a reduce-scatter costs what an all-gather
-costs. It has one latency for all tiers; here each
-tier has its own, and a stage pays that of the outermost tier it crosses.
+The paper leaves out the time to add; here a reduce-scatter pays it, and with none the paper's
+numbers come out. It has one latency for all tiers; here each tier has its own, and a stage pays the
+largest of those it crosses.
 """
 
 from math import prod
 
 from gradweave.costs.cost import FREE, Line
 from gradweave.costs.links import Link, Links
-from gradweave.costs.scatter_gather import doubling_all_gather, ring_all_gather
+from gradweave.costs.scatter_gather import (
+    doubling_all_gather,
+    halving_reduce_scatter,
+    ring_all_gather,
+    ring_reduce_scatter,
+)
 
 
-def best_all_gather(link: Link, workers: int) -> Line:
-    """Doubling for powers of two, otherwise the ring (Eq. 3)."""
-    is_power_of_two = workers & (workers - 1) == 0
-    return doubling_all_gather(link, workers) if is_power_of_two else ring_all_gather(link, workers)
+def best_there_and_back(link: Link, workers: int) -> Line:
+    """Reduce-scatter and all-gather: by doubling for powers of two, else the ring (Eq. 3)."""
+    if workers & (workers - 1) == 0:
+        return halving_reduce_scatter(link, workers).plus(doubling_all_gather(link, workers))
+    return ring_reduce_scatter(link, workers).plus(ring_all_gather(link, workers))
 
 
 def one_level(links: Links, workers: int) -> Line:
     """One ring over everybody, as slow as its slowest link (Eqs. 5 and 6)."""
-    around = ring_all_gather(links.slowest(workers), workers)
-    return around.plus(around)
+    link = links.slowest(workers)
+    return ring_reduce_scatter(link, workers).plus(ring_all_gather(link, workers))
 
 
 def two_level(links: Links, workers: int) -> Line:
@@ -30,10 +36,9 @@ def two_level(links: Links, workers: int) -> Line:
     if factors is None:
         return one_level(links, workers)
     local, inner = factors[0], links.levels[0].link
-    inside = doubling_all_gather(inner, local).plus(ring_all_gather(inner, local))  # Eq. 4
-    between = best_all_gather(links.slowest(workers), workers // local)
-    half = inside.plus(between)
-    return half.plus(half)
+    gather = doubling_all_gather(inner, local).plus(ring_all_gather(inner, local))  # Eq. 4
+    reduce = doubling_all_gather(inner, local).plus(ring_reduce_scatter(inner, local))
+    return reduce.plus(best_there_and_back(links.slowest(workers), workers // local)).plus(gather)
 
 
 def blueconnect(links: Links, workers: int) -> Line:
@@ -44,15 +49,17 @@ def blueconnect(links: Links, workers: int) -> Line:
     factors = links.factors(workers)
     if factors is None:
         return one_level(links, workers)
-    half = FREE
+    total = FREE
     for stage, members in enumerate(factors):
+        crossed = range(stage + 1)
         link = Link(
-            latency_s=links.levels[stage].link.latency_s,
-            s_per_byte=max(_shared_s_per_byte(links, factors, tier) for tier in range(stage + 1)),
+            latency_s=max(links.levels[tier].link.latency_s for tier in crossed),
+            s_per_byte=max(_shared_s_per_byte(links, factors, tier) for tier in crossed),
+            sum_s_per_byte=max(level.link.sum_s_per_byte for level in links.levels),
         )
-        on_whole_message = best_all_gather(link, members)
-        half = half.plus(_on_part(on_whole_message, 1 / prod(factors[:stage])))
-    return half.plus(half)
+        on_whole_message = best_there_and_back(link, members)
+        total = total.plus(_on_part(on_whole_message, 1 / prod(factors[:stage])))
+    return total
 
 
 def _shared_s_per_byte(links: Links, factors: tuple[int, ...], tier: int) -> float:

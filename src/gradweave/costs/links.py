@@ -6,7 +6,7 @@ from operator import mul
 
 from msgspec import Struct
 
-from gradweave.checks import require_finite, require_positive
+from gradweave.checks import require_not_negative, require_positive
 from gradweave.words import Topology
 
 
@@ -18,7 +18,7 @@ class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sum_s_per_byte: float = 0.0  # to add a received byte to one's own (gamma)
 
     def __post_init__(self) -> None:
-        require_finite(self, "latency_s", "s_per_byte", "sum_s_per_byte")
+        require_not_negative(self, "latency_s", "s_per_byte", "sum_s_per_byte")
 
 
 class Level(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

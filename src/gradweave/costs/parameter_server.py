@@ -6,7 +6,6 @@ servers, each handles 1/s of the message.
 
 from gradweave.costs.cost import Line
 from gradweave.costs.links import Link
-from gradweave.errors import UnknownCost
 
 
 def push(link: Link, workers: int, servers: int = 1) -> Line:
@@ -23,10 +22,5 @@ def push_then_pull(link: Link, workers: int, servers: int = 1) -> Line:
 
 
 def _turns(workers: int, servers: int, latency_s: float, s_per_byte: float) -> Line:
-    if not 1 <= servers <= workers:
-        raise UnknownCost(
-            f"{servers} parameter servers among {workers} workers; each server is one of the "
-            f"workers, so there are 1 to {workers}"
-        )
     others = workers - 1
     return Line(startup_s=others * latency_s, s_per_byte=others / servers * s_per_byte)

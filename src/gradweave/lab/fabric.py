@@ -30,30 +30,29 @@ class Fabric:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._signals = _child_signals()
-        self._processes = Processes()
+        self._selector = selectors.EpollSelector()
+        self._processes = Processes(self._selector)
         self._wiring: Wiring | None = None  # None on loopback
 
     def serve(self, launcher: int) -> None:
         """``launcher`` is a pidfd, which becomes readable when that process ends."""
-        selector = selectors.DefaultSelector()
-        selector.register(launcher, selectors.EVENT_READ, lambda: False)
-        selector.register(self._control, selectors.EVENT_READ, self._answer_next)
-        selector.register(self._signals, selectors.EVENT_READ, self._reap)
+        for file, handle in (
+            (launcher, lambda: False),
+            (self._control, self._answer_next),
+            (self._signals, lambda: bool(self._signals.recv(4096))),
+        ):
+            self._selector.register(file, selectors.EVENT_READ, handle)
         wanted = True
         try:
             while wanted:
-                for key, _ in selector.select(self._processes.until_overdue_s()):
+                for key, _ in self._selector.select(self._processes.until_overdue_s()):
                     wanted &= key.data()
+                self._processes.reap_orphans()
                 self._processes.kill_overdue()
         except ConnectionError:
             pass  # the launcher has ended while we spoke
         finally:
             self._processes.end()
-
-    def _reap(self) -> bool:
-        self._signals.recv(4096)
-        self._processes.reap()
-        return True
 
     def _answer_next(self) -> bool:
         received = messages.receive_request(self._control)

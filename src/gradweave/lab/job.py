@@ -93,7 +93,7 @@ class Job:
         self._control.request(Stop(self._number, grace_s))
 
     def _watch(self) -> None:
-        with selectors.DefaultSelector() as selector:
+        with selectors.EpollSelector() as selector:  # in order of time, as first_failure needs it
             for pipes in self._pipes:
                 selector.register(pipes.exit_fd, selectors.EVENT_READ, pipes)
                 for pipe in pipes.lines:

@@ -1,10 +1,12 @@
 """The ranks as processes of the fabric: started, stopped, reaped."""
 
 import os
+import selectors
 import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -19,14 +21,21 @@ class _Process(Struct):
     job: int
     rank: int
     pid: int  # and the id of its process group
+    pidfd: int  # readable when it has ended
     exit_file: int
     kill_at_s: float | None = None
 
 
 class Processes:
-    """Every rank leads a process group of its own, so that what it starts ends with it."""
+    """Every rank leads a process group of its own, so that what it starts ends with it.
 
-    def __init__(self) -> None:
+    Each is watched by a pidfd of its own: epoll reports them in the order in which they ended,
+    however late we look, and so the first failure is the first. ``waitid`` would list those that
+    have ended by now in the order of their start.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
         self._alive: dict[int, _Process] = {}
 
     def start(self, request: StartRank, files: list[int]) -> None:
@@ -46,19 +55,26 @@ class Processes:
             setsigmask=(),
             setsigdef=_USUALLY_IGNORED,
         )
-        self._alive[pid] = _Process(request.job, request.rank, pid, os.dup(exit_file))
+        process = _Process(request.job, request.rank, pid, os.pidfd_open(pid), os.dup(exit_file))
+        self._alive[pid] = process
+        self._selector.register(process.pidfd, selectors.EVENT_READ, partial(self._ended, process))
 
-    def reap(self) -> None:
-        """Report and forget every rank that has ended, and end what it left running."""
-        while (found := _ended()) is not None:
-            if process := self._alive.pop(found, None):
-                _signal_group(process.pid, signal.SIGKILL)
-            _, status = os.waitpid(found, 0)
-            if process:
-                # The launcher may have gone, or have lost interest.
-                with suppress(BrokenPipeError):
-                    os.write(process.exit_file, b"%d" % os.waitstatus_to_exitcode(status))
-                os.close(process.exit_file)
+    def _ended(self, process: _Process) -> bool:
+        """Report and forget a rank that has ended, and end what it left running."""
+        del self._alive[process.pid]
+        self._selector.unregister(process.pidfd)
+        os.close(process.pidfd)
+        _signal_group(process.pid, signal.SIGKILL)  # before it is reaped, its id is its own
+        _, status = os.waitpid(process.pid, 0)
+        with suppress(BrokenPipeError):  # the launcher may have gone
+            os.write(process.exit_file, b"%d" % os.waitstatus_to_exitcode(status))
+        os.close(process.exit_file)
+        return True
+
+    def reap_orphans(self) -> None:
+        """The first process of a PID namespace inherits all orphans; ranks report themselves."""
+        while (pid := _ended_child()) is not None and pid not in self._alive:
+            os.waitpid(pid, 0)
 
     def stop(self, job: int, *, grace_s: float) -> None:
         kill_at_s = time.monotonic() + grace_s
@@ -97,8 +113,7 @@ class Processes:
                 os.waitpid(-1, 0)  # its children are ours now; see namespaces.adopt_orphans
 
 
-def _ended() -> int | None:
-    """A child that has ended and whose id is still its own, because it is not yet reaped."""
+def _ended_child() -> int | None:
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

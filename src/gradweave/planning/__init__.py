@@ -11,7 +11,7 @@ from gradweave.planning import baselines
 from gradweave.planning.mgwfbp import mgwfbp
 from gradweave.planning.optimal import DEFAULT_TOLERANCE, optimal
 from gradweave.trace import Trace
-from gradweave.words import parse_bytes, parse_spec, refuse_argument
+from gradweave.words import Spec, parse_bytes, parse_spec, refuse_argument
 
 __all__ = ["PLANNERS", "Merging", "find_planner", "make_plan"]
 
@@ -19,36 +19,36 @@ __all__ = ["PLANNERS", "Merging", "find_planner", "make_plan"]
 Merging = Callable[[Trace, Cost], list[int]]
 
 
-def _plain(merging: Merging) -> Callable[[str | None], Merging]:
-    def without_argument(argument: str | None) -> Merging:
-        refuse_argument(argument)
+def _plain(merging: Merging) -> Callable[[Spec], Merging]:
+    def without_argument(spec: Spec) -> Merging:
+        refuse_argument(spec)
         return merging
 
     return without_argument
 
 
-def _fixed(argument: str | None) -> Merging:
+def _fixed(spec: Spec) -> Merging:
     """``fixed:25MiB``"""
-    if argument is None:
+    if spec.argument is None:
         raise RequestError("planner 'fixed' needs a size, such as fixed:25MiB")
-    nbytes = parse_bytes(argument)
-    return lambda trace, _: baselines.up_to(trace, nbytes)
+    nbytes = parse_bytes(spec.argument)
+    return lambda trace, _: baselines.at_least(trace, nbytes)
 
 
-def _optimal(argument: str | None) -> Merging:
+def _optimal(spec: Spec) -> Merging:
     """``optimal``, or ``optimal:0.05`` for another tolerance."""
     try:
-        tolerance = DEFAULT_TOLERANCE if argument is None else float(argument)
+        tolerance = DEFAULT_TOLERANCE if spec.argument is None else float(spec.argument)
     except ValueError:
         tolerance = -1.0
-    if not 0 <= tolerance < float("inf"):
+    if not 0 <= tolerance <= LARGEST_TOLERANCE:
         raise RequestError(
-            f"optimal takes a tolerance >= 0, such as optimal:0.01, got {argument!r}"
+            f"optimal takes a tolerance from 0 to 1, such as optimal:0.01, got {spec.argument!r}"
         )
     return lambda trace, cost: optimal(trace, cost, tolerance=tolerance)
 
 
-PLANNERS: Mapping[str, Callable[[str | None], Merging]] = {
+PLANNERS: Mapping[str, Callable[[Spec], Merging]] = {
     "naive": _plain(baselines.one_per_tensor),
     "wfbp": _plain(baselines.one_per_tensor),
     "single": _plain(baselines.all_in_one),
@@ -58,6 +58,9 @@ PLANNERS: Mapping[str, Callable[[str | None], Merging]] = {
     "optimal": _optimal,
 }
 
+# Beyond twice the optimum nobody wants fewer messages.
+LARGEST_TOLERANCE = 1.0
+
 # These send nothing before backward has ended.
 WITHOUT_OVERLAP = frozenset({"naive"})
 
@@ -66,7 +69,7 @@ def find_planner(name: str) -> Merging:
     spec = parse_spec(name)
     if spec.name not in PLANNERS:
         raise RequestError(f"no planner {spec.name!r}; there are {', '.join(PLANNERS)}")
-    return PLANNERS[spec.name](spec.argument)
+    return PLANNERS[spec.name](spec)
 
 
 def make_plan(
@@ -79,6 +82,8 @@ def make_plan(
     compression: Compression | None = None,
 ) -> Plan:
     """Merge the trace's gradients for all-reduce, or push and pull, over this network."""
+    if compression is not None and {tensor.bytes_per_element for tensor in trace.tensors} != {4}:
+        raise RequestError(f"{compression} is priced for gradients of 4 bytes only")
     by = collective or network.default_collective
     cost = network.cost("all-reduce", by, workers=workers, compression=compression)
     return merge(

@@ -1,4 +1,4 @@
-"""Merging without looking at the network: per tensor, all in one, or up to a size."""
+"""Merging without looking at the network: per tensor, all in one, or by size."""
 
 from collections.abc import Iterator
 from itertools import chain, repeat
@@ -27,7 +27,7 @@ def torch_default(trace: Trace, cost: Cost) -> list[int]:
     return _closed_at(trace, chain([TORCH_FIRST_BYTES], repeat(TORCH_BYTES)))
 
 
-def up_to(trace: Trace, nbytes: int) -> list[int]:
+def at_least(trace: Trace, nbytes: int) -> list[int]:
     return _closed_at(trace, repeat(nbytes))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gradweave.checks import require_finite
+from gradweave.checks import require_not_negative
 from gradweave.trace import Trace
 
 
@@ -16,7 +16,7 @@ class Jitter(Struct, frozen=True, kw_only=True):
     slowdown: float = 1.5
 
     def __post_init__(self) -> None:
-        require_finite(self, "spread", "slowdown")
+        require_not_negative(self, "spread", "slowdown")
         if self.slowdown < 1:
             raise ValueError(f"slowdown must be at least 1, got {self.slowdown}")
         if self.stragglers < 0:

@@ -49,6 +49,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     planner: str
     collective: str
     compression: str | None
+    bytes_per_element: int | None  # None: tensors differ
     compute_s: float  # of a worker that waits for nobody
     communication_s: float
     iteration_s: float
@@ -131,6 +132,7 @@ def _outcome(case: Case, plan: Plan, timelines: Sequence[Timeline]) -> Outcome:
         planner=case.planner,
         collective=case.collective,
         compression=None if case.compression is None else str(case.compression),
+        bytes_per_element=_width(case.trace),
         compute_s=case.trace.compute_s,
         communication_s=communication_s,
         iteration_s=iteration_s,
@@ -143,6 +145,11 @@ def _outcome(case: Case, plan: Plan, timelines: Sequence[Timeline]) -> Outcome:
         messages=len(plan.buckets),
         extrapolated_from_bytes=_extrapolated_from(case, plan),
     )
+
+
+def _width(trace: Trace) -> int | None:
+    widths = {tensor.bytes_per_element for tensor in trace.tensors}
+    return widths.pop() if len(widths) == 1 else None
 
 
 def _extrapolated_from(case: Case, plan: Plan) -> int | None:
