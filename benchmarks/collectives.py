@@ -1,7 +1,8 @@
 """Collectives on emulated clusters, beside gloo's own: ``python benchmarks/collectives.py OUTPUT``.
 
-Writes OUTPUT.json (every timing) and OUTPUT.md (tables of ratios). About fifteen minutes on two
-cores; leave the machine alone meanwhile. ``--only NAME`` runs one of the experiments.
+Writes OUTPUT.json (every timing), OUTPUT.md (tables of ratios) and two pictures. About twenty-five
+minutes on two cores; leave the machine alone meanwhile. ``--only NAME`` runs one experiment and
+keeps the others of OUTPUT.json, ``--again`` writes page and pictures anew from it.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+import altair as alt
 import msgspec
 import torch
 from msgspec import Struct
@@ -100,6 +102,14 @@ EXPERIMENTS = [
         repeats=9,
     ),
 ]
+
+
+class Everything(Struct, frozen=True, kw_only=True):
+    """What one run of this program measured, and with what."""
+
+    made_with: str
+    timings: list["Measured"]
+    uplinks: list["Uplinks"]
 
 
 class Measured(Struct, frozen=True, kw_only=True):
@@ -211,7 +221,7 @@ def _described(spec: ClusterSpec) -> str:
     return ", ".join(parts)
 
 
-def page(results: Sequence[Measured], uplinks: Sequence[Uplinks]) -> str:
+def page(everything: Everything, name: str) -> str:
     lines = [
         "# Collectives on emulated clusters",
         "",
@@ -220,15 +230,22 @@ def page(results: Sequence[Measured], uplinks: Sequence[Uplinks]) -> str:
         "bit for bit in the same run. *Rate* is the message over the time, as a share of the rate",
         "of a node's link; *over native* is how many times faster than gloo's own.",
         "",
-        f"{_commit()}; {os.cpu_count()} shared cores ({platform.machine()}), "
-        f"Python {platform.python_version()}, torch {torch.__version__}.",
+        everything.made_with,
+        "",
+        "## What was aimed at",
+        "",
+        *_targets(everything),
     ]
     for experiment in EXPERIMENTS:
-        measured = [result for result in results if result.experiment == experiment.name]
+        measured = [one for one in everything.timings if one.experiment == experiment.name]
         if measured:
-            lines += ["", f"## {experiment.title}", "", *_table(measured)]
-    if uplinks:
-        lines += ["", "## Bytes over the uplinks, one all-reduce of 8 MB", "", *_uplinks(uplinks)]
+            picture = [f"![{experiment.title}]({name}_{experiment.name}.svg)", ""]
+            lines += ["", f"## {experiment.title}", ""]
+            lines += picture if experiment.name in DRAWN else []
+            lines += _table(measured)
+    if everything.uplinks:
+        lines += ["", "## Bytes over the uplinks, one all-reduce of 8 MB", ""]
+        lines += _uplinks(everything.uplinks)
     return "\n".join([*lines, ""])
 
 
@@ -269,6 +286,46 @@ def _table(measured: Sequence[Measured]) -> Iterable[str]:
         assert all(timing.correct for timing in result.timings), "a wrong result"
 
 
+DRAWN = {"sizes": "message in MB", "nodes": "nodes"}
+
+
+def draw(everything: Everything, output: Path) -> None:
+    """The papers' two figures: time over message size, and over nodes."""
+    for name, across in DRAWN.items():
+        rows = [
+            {
+                "operation": timing.op,
+                "algorithm": timing.algorithm,
+                across: timing.bytes / 1e6 if name == "sizes" else one.cluster.nodes,
+                "ms": timing.median_s * 1e3,
+            }
+            for one in everything.timings
+            if one.experiment == name
+            for timing in one.timings
+        ]
+        scale = alt.Scale(type="log") if name == "sizes" else alt.Scale(zero=False)
+        chart = (
+            alt.Chart(alt.InlineData(values=rows), width=220, height=240)
+            .mark_line(point=True)
+            .encode(
+                x=alt.X(f"{across}:Q", scale=scale),
+                y=alt.Y("ms:Q", scale=alt.Scale(type="log") if name == "sizes" else alt.Scale()),
+                color=alt.Color("algorithm:N", sort=list(OF_THE_PAPER)),
+                strokeDash=alt.StrokeDash("algorithm:N", sort=list(OF_THE_PAPER)),
+                column=alt.Column("operation:N", sort=list(ROOTED), title=None),
+            )
+        )
+        if rows:
+            chart.save(str(output.with_name(f"{output.name}_{name}.svg")))
+
+
+def _made_with() -> str:
+    return (
+        f"{_commit()}; {os.cpu_count()} shared cores ({platform.machine()}), "
+        f"Python {platform.python_version()}, torch {torch.__version__}."
+    )
+
+
 def _commit() -> str:
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
@@ -276,22 +333,71 @@ def _commit() -> str:
     return f"Commit {described.stdout.strip()}"
 
 
+# What the project set out to reach: experiment, operation, bytes, ours, the other, at least.
+TARGETS: list[tuple[str, Operation, int, str, str, float]] = [
+    ("sizes", "broadcast", 32_000_000, "linear-pipeline", "native", 2.5),
+    ("sizes", "reduce", 32_000_000, "linear-pipeline", "native", 1.3),
+    ("sizes", "reduce", 32_000_000, "linear-pipeline", "mst", 1.7),
+    ("ring", "all-reduce", 1_000_000, "ring", "native", 0.9),
+    ("ring", "all-reduce", 4_000_000, "ring", "native", 0.9),
+    ("ring", "all-reduce", 32_000_000, "ring", "native", 0.9),
+    ("small", "all-reduce", 1_000, "recursive-doubling", "native", 1.3),
+    ("small", "all-reduce", 4_000, "recursive-doubling", "native", 1.3),
+    ("small", "all-reduce", 16_000, "recursive-doubling", "native", 1.3),
+    ("blueconnect", "all-reduce", 8_000_000, "blueconnect", "native", 1.5),
+    ("blueconnect", "all-reduce", 8_000_000, "blueconnect", "ring", 1.0),
+    ("blueconnect", "all-reduce", 8_000_000, "blueconnect", "two-level", 1.0),
+]
+
+
+def _targets(everything: Everything) -> Iterable[str]:
+    yield "| cluster | operation | MB | how many times faster | aim | measured |"
+    yield "|---|---|---:|---|---:|---:|"
+    for experiment, operation, nbytes, ours, other, aim in TARGETS:
+        for one in everything.timings:
+            taken_s = {
+                timing.algorithm: timing.median_s
+                for timing in one.timings
+                if (timing.op, timing.bytes) == (operation, nbytes)
+            }
+            if one.experiment == experiment and taken_s:
+                yield (
+                    f"| {_described(one.cluster)} | {operation} | {nbytes / 1e6:g} | {ours} than "
+                    f"{other} | {aim:g}x | {taken_s[other] / taken_s[ours]:.2f}x |"
+                )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path, help="path without suffix")
     names = [*(experiment.name for experiment in EXPERIMENTS), "uplinks"]
     parser.add_argument("--only", choices=names)
+    parser.add_argument("--again", action="store_true", help="measure nothing")
     options = parser.parse_args()
-    results = [
-        measured
-        for experiment in EXPERIMENTS
-        if options.only in (None, experiment.name)
-        for measured in measure(experiment)
-    ]
-    uplinks = list(count_uplinks()) if options.only in (None, "uplinks") else []
-    raw = msgspec.json.encode({"timings": results, "uplinks": uplinks})
-    options.output.with_suffix(".json").write_bytes(msgspec.json.format(raw, indent=1))
-    options.output.with_suffix(".md").write_text(page(results, uplinks))
+    raw = options.output.with_suffix(".json")
+    for name in [] if options.again else [options.only] if options.only else names:
+        everything = _with(_known(raw), name)  # kept after each, for a run may be interrupted
+        raw.write_bytes(msgspec.json.format(msgspec.json.encode(everything), indent=1))
+    draw(_known(raw), options.output)
+    options.output.with_suffix(".md").write_text(page(_known(raw), options.output.name))
+
+
+def _known(raw: Path) -> Everything:
+    if not raw.exists():
+        return Everything(made_with="", timings=[], uplinks=[])
+    return msgspec.json.decode(raw.read_bytes(), type=Everything)
+
+
+def _with(known: Everything, name: str) -> Everything:
+    """What is known, with one experiment measured anew."""
+    if name == "uplinks":
+        return Everything(
+            made_with=_made_with(), timings=known.timings, uplinks=list(count_uplinks())
+        )
+    others = [one for one in known.timings if one.experiment != name]
+    chosen = next(experiment for experiment in EXPERIMENTS if experiment.name == name)
+    anew = list(measure(chosen))
+    return Everything(made_with=_made_with(), timings=[*others, *anew], uplinks=known.uplinks)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
 from gradweave.cli import main
+from gradweave.measure.collectives import bus_factor
+from gradweave.words import Operation
 
 
 @pytest.fixture
@@ -51,6 +54,17 @@ def test_under_torchrun():
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["algorithm"] for row in rows] == ["native", "ring"]
+
+
+def test_what_must_cross_the_busiest_link():
+    factors = {op: bus_factor(op, 4) for op in get_args(Operation)}
+    assert factors == {
+        "all-reduce": 1.5,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+        "reduce-scatter": 0.75,
+        "all-gather": 0.75,
+    }
 
 
 @pytest.mark.parametrize(

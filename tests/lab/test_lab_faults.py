@@ -93,9 +93,11 @@ def test_a_failing_node_is_the_first_failure(two_by_two):
 
 
 def test_the_first_to_die_is_named_though_the_fabric_looks_late(namespaces, tmp_path):
-    script = 'until [ -e "$0/$RANK" ]; do sleep 0.01; done; exit $((RANK + 1))'
+    told = Told()
+    script = 'echo up; until [ -e "$0/$RANK" ]; do sleep 0.01; done; exit $((RANK + 1))'
     with Cluster(ClusterSpec(nodes=3)) as cluster:
-        job = cluster.start(["sh", "-c", script, str(tmp_path)], keep_going=True)
+        job = cluster.start(["sh", "-c", script, str(tmp_path)], on_line=told, keep_going=True)
+        told.until("up", times=3)
         fabric, ranks = fabric_and_ranks(cluster)
         os.kill(fabric, signal.SIGSTOP)
         for rank in (2, 0, 1):

@@ -68,6 +68,7 @@ def built(operation, name, ranks, *, root=0, nbytes=1000, topology=None):
 @pytest.mark.parametrize(("operation", "name"), list(ALGORITHMS))
 def test_every_algorithm_is_right_for_every_world(operation, name):
     for ranks in WORLDS:
+        name = {"linear-pipeline": "linear-pipeline:150B"}.get(name, name)  # seven blocks
         for root in {0, ranks // 2, ranks - 1} if operation in {"broadcast", "reduce"} else {0}:
             schedule = built(operation, name, ranks, root=root)
             assert find_violation(schedule, operation, root=root) is None, (ranks, root)
@@ -189,6 +190,20 @@ def test_sending_to_oneself_is_found():
     assert find_violation(idle, "reduce") == "round 0: rank 1 sends to itself"
 
 
+@pytest.mark.parametrize(
+    ("columns", "complaint"),
+    [
+        (([-1], [0], 0, 1), "there is no rank -1 among 3"),
+        (([1], [3], 0, 1), "there is no rank 3 among 3"),
+        (([1], [0], 0, 2), "there are no blocks 0 to 2 among 1"),
+        (([1], [0], 0, 0), "there are no blocks 0 to 0 among 1"),
+    ],
+)
+def test_ranks_and_blocks_that_do_not_exist_are_found(columns, complaint):
+    wrong = Schedule(3, 1, 1, lambda _: transfers(*columns, add=True))
+    assert find_violation(wrong, "reduce") == f"round 0: {complaint}"
+
+
 def test_memory_that_nobody_set_is_found():
     wrong = changed(mst.broadcast(4), 0, without_first_transfer)
     assert find_violation(wrong, "broadcast") == (
@@ -227,7 +242,7 @@ def run_in_random_order(schedule, operation, seed, root=0):
         step = programs[rank].steps[place]
         if place in over[rank] or not set(step.needs) <= over[rank]:
             return False
-        return step.kind is Kind.SEND or (step.peer, rank, step.message) in on_the_way
+        return step.kind is Kind.SEND or (step.peer, rank, step.ordinal) in on_the_way
 
     left = sum(len(one.steps) for one in programs)
     while left:
@@ -242,11 +257,11 @@ def run_in_random_order(schedule, operation, seed, root=0):
         step = programs[rank].steps[place]
         part = counts[rank, step.first : step.last]
         if step.kind is Kind.SEND:
-            on_the_way[rank, step.peer, step.message] = part.copy()
+            on_the_way[rank, step.peer, step.ordinal] = part.copy()
         elif step.kind is Kind.ADD:
-            part += on_the_way.pop((step.peer, rank, step.message))
+            part += on_the_way.pop((step.peer, rank, step.ordinal))
         else:
-            part[:] = on_the_way.pop((step.peer, rank, step.message))
+            part[:] = on_the_way.pop((step.peer, rank, step.ordinal))
         over[rank].add(place)
         left -= 1
     wrong = (counts != wanted.end).any(axis=2) & wanted.required
@@ -257,7 +272,9 @@ def run_in_random_order(schedule, operation, seed, root=0):
 @given(ranks=st.integers(1, 7), seed=st.integers(0, 999))
 @settings(max_examples=12)
 def test_any_order_that_the_needs_allow_is_right(operation, name, ranks, seed):
-    assert run_in_random_order(built(operation, name, ranks), operation, seed)
+    name = {"linear-pipeline": "linear-pipeline:150B"}.get(name, name)  # seven blocks
+    servers = {"parameter-server": f"parameter-server:{max(1, ranks - 1)}"}
+    assert run_in_random_order(built(operation, servers.get(name, name), ranks), operation, seed)
 
 
 @pytest.mark.parametrize("factors", [[2, 3], [2, 2, 2], [3, 2]])

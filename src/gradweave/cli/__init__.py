@@ -6,10 +6,17 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gradweave.cli import bench, demo, lab, plan, simulate
+from gradweave.cli import bench, demo, lab, plan, record, simulate
 from gradweave.errors import GradweaveError
 
-VERBS = {"bench": bench, "demo": demo, "lab": lab, "plan": plan, "simulate": simulate}
+VERBS = {
+    "bench": bench,
+    "demo": demo,
+    "lab": lab,
+    "plan": plan,
+    "record": record,
+    "simulate": simulate,
+}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -17,7 +17,9 @@ Item = TypeVar("Item")
 # Where no terminal sets a width, a table is as wide as it needs to be.
 UNLIMITED_WIDTH = 400
 
-TEXT_COLUMNS = frozenset({"planner", "first tensor", "last tensor", "operation", "algorithm"})
+TEXT_COLUMNS = frozenset(
+    {"planner", "first tensor", "last tensor", "operation", "algorithm", "tensor"}
+)
 
 
 def print_json(rows: Any) -> None:

@@ -30,7 +30,7 @@ from gradweave.costs.scatter_gather import rounds
 from gradweave.errors import RequestError
 from gradweave.words import Operation, Spec, parse_servers, parse_spec, refuse_argument
 
-__all__ = ["ALGORITHMS", "OWNED", "Request", "build", "names"]
+__all__ = ["ALGORITHMS", "OWNED", "TIERS", "Request", "build", "names"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def _pipelined(build_for: Callable[[int, int], Schedule]) -> Algorithm:
         cost = closed_form(request.operation, str(request.spec), flat(request.link), ranks)
         assert isinstance(cost, PipelineCost)
         block_bytes = float(cost.block_bytes(np.array([float(request.nbytes)]))[0])
-        return build_for(request.ranks, max(1, ceil(request.nbytes / block_bytes)))
+        return build_for(request.ranks, max(1, ceil(request.nbytes / max(1.0, block_bytes))))
 
     return algorithm
 
@@ -107,6 +107,7 @@ def _tiers_for(request: Request) -> list[blueconnect.Tier]:
 
 
 def _two_level(request: Request) -> Schedule:
+    refuse_argument(request.spec)
     local, *outer = request.topology.factors
     if not outer:
         return _plain(ring.all_reduce)(request)

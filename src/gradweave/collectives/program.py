@@ -28,7 +28,7 @@ class Step(NamedTuple):
     first: int
     last: int
     round: int  # for error messages, and for backends that need rounds after all
-    message: int  # the how-manieth between these two ranks in this direction
+    ordinal: int  # of the messages between these two ranks in this direction
     needs: tuple[int, ...]  # steps of this program that must be over
 
 
@@ -36,41 +36,38 @@ class Step(NamedTuple):
 class Program:
     """The steps in the order of their rounds, and what an executor asks of them again and again."""
 
-    rank: int
     blocks: int
     steps: tuple[Step, ...]
     receives: tuple[int, ...]  # which of the steps receive
     waiting_for: tuple[tuple[int, ...], ...]  # per step, the sends that need it
-    block_by_block: bool  # no step takes several blocks
-
-
-def _with_lookups(rank: int, blocks: int, steps: tuple[Step, ...]) -> Program:
-    receives = tuple(i for i, step in enumerate(steps) if step.kind is not Kind.SEND)
-    waiting: list[list[int]] = [[] for _ in steps]
-    for place, step in enumerate(steps):
-        if step.kind is Kind.SEND:
-            for need in step.needs:
-                waiting[need].append(place)
-    return Program(
-        rank=rank,
-        blocks=blocks,
-        steps=steps,
-        receives=receives,
-        waiting_for=tuple(tuple(sends) for sends in waiting),
-        block_by_block=all(step.last - step.first == 1 for step in steps),
-    )
+    block_by_block: bool  # no step of any rank takes several blocks
 
 
 def program(schedule: Schedule, rank: int) -> Program:
     writing = _Writing(schedule.blocks)
+    block_by_block = True
     for number in range(schedule.rounds):
         one = schedule.round(number)
+        # Of all ranks, because all must cut the message alike.
+        block_by_block &= bool((one.last - one.first == 1).all())
         # What is sent was there before the round, so sends come first.
         for place in np.flatnonzero(one.source == rank):
             writing.send(number, one, place)
         for place in np.flatnonzero(one.target == rank):
             writing.receive(number, one, place)
-    return _with_lookups(rank, schedule.blocks, tuple(writing.steps))
+    steps = tuple(writing.steps)
+    waiting: list[list[int]] = [[] for _ in steps]
+    for index, step in enumerate(steps):
+        if step.kind is Kind.SEND:
+            for need in step.needs:
+                waiting[need].append(index)
+    return Program(
+        blocks=schedule.blocks,
+        steps=steps,
+        receives=tuple(i for i, step in enumerate(steps) if step.kind is not Kind.SEND),
+        waiting_for=tuple(tuple(sends) for sends in waiting),
+        block_by_block=block_by_block,
+    )
 
 
 class _Writing:
@@ -103,8 +100,8 @@ class _Writing:
         self, kind: Kind, peer: int, blocks: range, number: int, needs: set[int | None]
     ) -> int:
         pair = (kind is Kind.SEND, peer)
-        message = self.messages.get(pair, 0)
-        self.messages[pair] = message + 1
+        ordinal = self.messages.get(pair, 0)
+        self.messages[pair] = ordinal + 1
         known = tuple(sorted(step for step in needs if step is not None))
-        self.steps.append(Step(kind, peer, blocks.start, blocks.stop, number, message, known))
+        self.steps.append(Step(kind, peer, blocks.start, blocks.stop, number, ordinal, known))
         return len(self.steps) - 1

@@ -62,10 +62,21 @@ def find_violation(schedule: Schedule, operation: Operation, *, root: int = 0) -
     counts = wanted.begin.copy()
     for number in range(schedule.rounds):
         one = schedule.round(number)
-        problem = _conflict(one) or _apply(counts, one)
+        problem = _misplaced(schedule, one) or _conflict(one) or _apply(counts, one)
         if problem:
             return f"round {number}: {problem}"
     return _shortfall(counts, wanted)
+
+
+def _misplaced(schedule: Schedule, one: Round) -> str | None:
+    """Ranks or blocks that do not exist, which an array index might take for others."""
+    for source, target, first, last, _ in zip(*one, strict=True):
+        for rank in (source, target):
+            if not 0 <= rank < schedule.ranks:
+                return f"there is no rank {rank} among {schedule.ranks}"
+        if not 0 <= first < last <= schedule.blocks:
+            return f"there are no blocks {first} to {last} among {schedule.blocks}"
+    return None
 
 
 def _apply(counts: Counts, one: Round) -> str | None:

@@ -2,15 +2,16 @@
 
 from functools import lru_cache
 from socket import gethostname
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 
-from gradweave.collectives import OWNED, build
+from gradweave.collectives import OWNED, TIERS, build
 from gradweave.collectives.program import Program, program
 from gradweave.collectives.topology import Topology, flat_topology, topology_of
 from gradweave.comm.agree import gather_text, group_device
-from gradweave.comm.execute import Scratch, execute, lanes_for
+from gradweave.comm.execute import Call, Scratch, execute, slices_for
 from gradweave.comm.native import NATIVE
 from gradweave.comm.rounds import execute_by_rounds
 from gradweave.comm.tiers import MakeGroup, fastest_collectives, tier_groups, tiered_all_reduce
@@ -18,18 +19,20 @@ from gradweave.costs import Link
 from gradweave.errors import CollectiveError, RequestError
 from gradweave.words import Operation, parse_spec
 
-# What a transfer costs on Gigabit Ethernet through gloo, until somebody has measured it. Only the
-# block size of pipelines depends on it, and only by its square root.
+# What a transfer costs on Gigabit Ethernet through gloo, until somebody has measured it. The block
+# size of pipelines depends on it, by its square root, and what BlueConnect does in each tier.
 GIGABIT_ETHERNET = Link(latency_s=300e-6, s_per_byte=8e-9)
 
 PROGRAMS_KEPT = 256
+AUTO = ("auto",)
 
 
 class Communicator:
     """Runs collectives in place on flat, contiguous tensors, on every rank in the same order.
 
     The group must not be used for anything else meanwhile: two threads on one group mix up their
-    messages. ``make_group`` is needed for BlueConnect by named tiers only.
+    messages. BlueConnect by named tiers makes process groups when it is first used: do that on the
+    thread that makes your other groups, or give a ``make_group``.
     """
 
     def __init__(
@@ -38,16 +41,19 @@ class Communicator:
         *,
         topology: Topology | None = None,
         link: Link = GIGABIT_ETHERNET,
-        make_group: MakeGroup = dist.new_group,
+        make_group: MakeGroup | None = None,
     ) -> None:
         self.group = group
         self.topology = topology or host_topology(group)
-        self._link, self._make_group = link, make_group
+        self._link = link
+        self._make_group = make_group or subgroups_of(group)
         self._scratch = Scratch()
         self._agreed: set[str] = set()
+        self._calls = 0
         self._tiers: list[Communicator] | None = None
         self._tuned: dict[tuple[int, torch.dtype], tuple[str, ...]] = {}
 
+    @torch.no_grad()
     def run(
         self, operation: Operation, message: torch.Tensor, *, collective: str, root: int = 0
     ) -> None:
@@ -58,91 +64,104 @@ class Communicator:
         if message.dim() != 1 or not message.is_contiguous():
             raise ValueError(f"message must be flat and contiguous, got shape {message.shape}")
         what = f"{operation} by {collective}"
-        self._check_agreement(what, message, root)
+        kind = f"{what}, {message.dtype}, {message.numel()} elements, root {root}"
+        call = Call(self.group, what, kind, self._calls)
+        self._calls += 1
+        tiers = _named_tiers(operation, collective, self.topology)
+        if collective != "native" and not tiers:
+            steps = self._program(operation, collective, message, root)
+        self._check_agreement(call, message.device)
         if self.group.size() == 1 or message.numel() == 0:
             return
         if collective == "native":
-            self._run_native(operation, message, root, what)
-        elif tiers := _named_tiers(operation, collective):
-            self._run_tiers(message, tiers)
+            self._run_native(operation, message, call, root)
+        elif tiers:
+            self._run_tiers(message, tiers, call)
         else:
-            self._run_ours(operation, message, collective, root)
+            self._run_ours(operation, message, call, steps)
 
     def _run_native(
-        self, operation: Operation, message: torch.Tensor, root: int, what: str
+        self, operation: Operation, message: torch.Tensor, call: Call, root: int
     ) -> None:
         try:
             NATIVE[operation](message, self.group, root)
         except RuntimeError as error:
-            raise CollectiveError(f"{what} on rank {self.group.rank()} failed: {error}") from error
+            raise call.failed("the backend's own collective", error) from error
 
     def _run_ours(
-        self, operation: Operation, message: torch.Tensor, collective: str, root: int
+        self, operation: Operation, message: torch.Tensor, call: Call, steps: Program
     ) -> None:
-        nbytes = message.numel() * message.element_size()
-        steps = _program(
-            operation,
-            collective,
-            topology=self.topology,
-            nbytes=nbytes,
-            link=self._link,
-            root=root,
-            rank=self.group.rank(),
-        )
-        if self.group.name() == "nccl":
-            execute_by_rounds(steps, message, self.group)
+        if self.group.name() != "gloo":
+            execute_by_rounds(steps, message, call)
             return
-        execute(
-            steps,
-            message,
-            self.group,
-            what=f"{operation} by {collective}",
-            scratch=self._scratch,
-            lanes=lanes_for(message, steps, owned=operation in OWNED),
-        )
+        slices = slices_for(message, steps, owned=operation in OWNED)
+        execute(steps, message, call, scratch=self._scratch, slices=slices)
 
-    def _run_tiers(self, message: torch.Tensor, named: tuple[str, ...]) -> None:
+    def _run_tiers(self, message: torch.Tensor, named: tuple[str, ...], call: Call) -> None:
         if self._tiers is None:
             groups = tier_groups(self.topology, self.group.rank(), self._make_group)
             self._tiers = [
                 Communicator(group, topology=flat_topology(group.size()), link=self._link)
                 for group in groups
             ]
-        if named == ("auto",):
-            self._run_tuned(message)
+        if named == AUTO:
+            kind = (message.numel(), message.dtype)
+            if kind not in self._tuned:
+                self._tuned[kind] = fastest_collectives(self._tiers, message, self.group)
+            named = self._tuned[kind]
+        if "native" in named:
+            tiered_all_reduce(self._tiers, message, named)
             return
-        if len(named) != len(self._tiers):
-            raise RequestError(
-                f"blueconnect:{'/'.join(named)} names {len(named)} tiers, the topology has "
-                f"{len(self._tiers)}: {self.topology.factors}"
-            )
-        tiered_all_reduce(self._tiers, message, named)
+        # As one schedule, whose tiers overlap.
+        steps = self._program("all-reduce", f"blueconnect:{'/'.join(named)}", message, root=0)
+        self._run_ours("all-reduce", message, call, steps)
 
-    def _run_tuned(self, message: torch.Tensor) -> None:
-        """By what was fastest in each tier when a message of this kind was first seen."""
-        assert self._tiers is not None
-        kind = (message.numel(), message.dtype)
-        if kind not in self._tuned:
-            self._tuned[kind] = fastest_collectives(self._tiers, message, self.group)
-        chosen = self._tuned[kind]
-        if "native" in chosen:
-            tiered_all_reduce(self._tiers, message, chosen)
-        else:  # as one schedule, whose tiers overlap
-            self._run_ours("all-reduce", message, f"blueconnect:{'/'.join(chosen)}", root=0)
+    def _program(
+        self, operation: Operation, collective: str, message: torch.Tensor, root: int
+    ) -> Program:
+        return _program(
+            operation,
+            collective,
+            topology=self.topology,
+            nbytes=message.numel() * message.element_size(),
+            link=self._link,
+            root=root,
+            rank=self.group.rank(),
+        )
 
-    def _check_agreement(self, what: str, message: torch.Tensor, root: int) -> None:
-        """Before a kind of message travels for the first time: do all ranks mean the same?"""
-        meant = f"{what}, {message.dtype}, {message.numel()} elements, root {root}"
-        if meant in self._agreed:
+    def _check_agreement(self, call: Call, device: torch.device) -> None:
+        """Before a kind of message travels for the first time: do all ranks mean the same?
+
+        Ranks that part later are not told so, but take nothing from each other: their tags differ.
+        """
+        if call.kind in self._agreed:
             return
-        everyone = gather_text(self.group, meant, device=message.device)
+        layout = crc32(repr((self.topology, self._link)).encode())
+        try:
+            everyone = gather_text(self.group, f"{call.kind}, layout {layout:x}", device=device)
+        except RuntimeError as error:
+            raise call.failed("comparing notes before the first of its kind", error) from error
         for rank, text in enumerate(everyone):
             if text != everyone[0]:
                 raise CollectiveError(
                     f"ranks disagree on what to do: rank 0 has {everyone[0]}; rank {rank} has "
-                    f"{text}; call it alike on every rank"
+                    f"{text}; call it alike, with the same topology and link, on every rank"
                 )
-        self._agreed.add(meant)
+        self._agreed.add(call.kind)
+
+
+def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
+    """Makes groups of some of a group's ranks; only those ranks wait for each other."""
+
+    def make(ranks: list[int], /) -> dist.ProcessGroup | None:
+        if group.rank() not in ranks:
+            return None
+        of_the_job = dist.get_process_group_ranks(group)
+        made = dist.new_group([of_the_job[rank] for rank in ranks], use_local_synchronization=True)
+        assert isinstance(made, dist.ProcessGroup)
+        return made
+
+    return make
 
 
 # Not a method: a cache that knows its communicator would keep it, and its group, alive.
@@ -166,10 +185,18 @@ def host_topology(group: dist.ProcessGroup) -> Topology:
     return topology_of(gather_text(group, gethostname(), device=group_device(group)))
 
 
-def _named_tiers(operation: Operation, collective: str) -> tuple[str, ...]:
+def _named_tiers(operation: Operation, collective: str, topology: Topology) -> tuple[str, ...]:
     """``blueconnect:native/ring`` and ``:auto`` run on groups of their own; others: empty."""
     name, argument = parse_spec(collective)
     if operation != "all-reduce" or name != "blueconnect" or argument is None:
         return ()
     tiers = tuple(argument.split("/"))
-    return tiers if {"native", "auto"} & set(tiers) else ()
+    if tiers == AUTO:
+        return tiers
+    known = {"native", *TIERS}
+    if len(tiers) != len(topology.factors) or not set(tiers) <= known:
+        raise RequestError(
+            f"{collective}: expected auto, or {len(topology.factors)} of "
+            f"{', '.join(sorted(known))}, separated by slashes, for tiers of {topology.factors}"
+        )
+    return tiers if "native" in tiers else ()

@@ -1,55 +1,45 @@
 """Running a program on a process group's point-to-point operations, in place.
 
 Sends leave as soon as what they need is there, receives are posted before they are needed, and the
-program runs on several slices of the message side by side (*lanes*), so that one slice is added
-while another one travels. Of the message itself nothing is copied; what is to be added arrives in a
-few scratch buffers.
+message goes through the program in slices, a few at a time, so that one is added while another one
+travels. The message itself is not copied: what is to be added arrives in scratch buffers of one
+slice each, a dozen at most.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 
-from gradweave.collectives.program import Kind, Program
+from gradweave.collectives.program import Kind, Program, Step
 from gradweave.collectives.schedule import block_edges
 from gradweave.errors import CollectiveError
 
-# Receives posted beyond the one that is waited for. gloo moves a message only when both sides have
-# posted it; with two in advance a link never waits for us.
+# Receives posted beyond the round that is waited for. gloo moves a message only when both sides
+# have posted it; with two in advance a link never waits for us.
 POSTED_AHEAD = 2
 
-# Slices smaller than this cost more in calls than their overlap gains.
-LEAST_SLICE_BYTES = 128 * 1024
+# A block is cut into slices of this size: smaller ones cost more in calls than overlap gains.
+SLICE_BYTES = 512 * 1024
+# Slices on their way at once.
 MOST_LANES = 4
 
+# A tag has 31 bits: the lower ones tell the messages of a collective apart, the upper ones
+# collectives, so that ranks that are out of step never take each other's data.
+MESSAGES = 1 << 20
+CALLS = 1 << 11
 
-def lanes_for(message: torch.Tensor, program: Program, *, owned: bool) -> int:
+
+def slices_for(message: torch.Tensor, program: Program, *, owned: bool) -> int:
     """How many slices pay. ``owned``: it matters which part of the message is which block."""
     if owned and not program.block_by_block:
         return 1
     block_bytes = message.numel() * message.element_size() // program.blocks
-    return max(1, min(MOST_LANES, block_bytes // LEAST_SLICE_BYTES))
-
-
-def _slices(program: Program, message: torch.Tensor, lanes: int) -> list[list[torch.Tensor]]:
-    """For each lane, what each step sends or receives.
-
-    A lane takes its slice of every block. Where steps take several blocks at once, these slices
-    would not be in one piece, so a lane takes a slice of the message and cuts that into blocks.
-    """
-    if program.block_by_block:
-        edges = block_edges(message.numel(), program.blocks).tolist()
-        whole = [message[edges[step.first] : edges[step.last]] for step in program.steps]
-        split = [view.tensor_split(lanes) for view in whole]
-        return [[views[lane] for views in split] for lane in range(lanes)]
-    parts = message.tensor_split(lanes)
-    cuts = [block_edges(part.numel(), program.blocks).tolist() for part in parts]
-    return [
-        [part[edges[step.first] : edges[step.last]] for step in program.steps]
-        for part, edges in zip(parts, cuts, strict=True)
-    ]
+    return max(1, min(block_bytes // SLICE_BYTES, MESSAGES // (1 + len(program.steps))))
 
 
 @dataclass(slots=True)
@@ -70,52 +60,105 @@ class Scratch:
         self.free.append(buffer)
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective on one group: what errors call it, and what its tags begin with."""
+
+    group: dist.ProcessGroup
+    what: str
+    kind: str  # what all ranks must agree on
+    number: int  # of the calls on this group, the same on every rank
+
+    @property
+    def salt(self) -> int:
+        return crc32(f"{self.kind} {self.number}".encode()) % CALLS * MESSAGES
+
+    def failed(self, doing: str, error: RuntimeError) -> CollectiveError:
+        reason = str(error).split("] ", 1)[-1].partition("\n")[0]  # without gloo's source path
+        return CollectiveError(f"{self.what} on rank {self.group.rank()}: {doing} failed: {reason}")
+
+
 def execute(
-    program: Program,
-    message: torch.Tensor,
-    group: dist.ProcessGroup,
-    *,
-    what: str,
-    scratch: Scratch,
-    lanes: int,
+    program: Program, message: torch.Tensor, call: Call, *, scratch: Scratch, slices: int
 ) -> None:
-    """Run ``program`` on a flat, contiguous ``message``; ``what`` names it in errors."""
-    slices = _slices(program, message, lanes)
-    runs = [
-        _Lane(program, views, _Link(group, what, lane, len(slices)), scratch)
-        for lane, views in enumerate(slices)
-    ]
-    for run in runs:
-        run.begin()
+    """Run ``program`` on a flat, contiguous ``message``."""
+    lanes = (
+        _Lane(program, views, _Link(call, number, slices), scratch)
+        for number, views in enumerate(_views(program, message, slices))
+    )
+    active = deque(islice(lanes, MOST_LANES))
+    for lane in active:
+        lane.begin()
     # The lanes take turns, one receive each: while one adds, the others' messages travel.
-    unfinished = deque(runs)
-    while unfinished:
-        run = unfinished.popleft()
-        if run.take_next():
-            unfinished.append(run)
-    for run in runs:
-        run.finish()
+    while active:
+        lane = active.popleft()
+        if lane.take_next():
+            active.append(lane)
+            continue
+        lane.finish()
+        for following in islice(lanes, 1):
+            following.begin()
+            active.append(following)
+
+
+def _views(program: Program, message: torch.Tensor, slices: int) -> Iterator[list[torch.Tensor]]:
+    """For each slice, what each step sends or receives.
+
+    A slice is a part of every block. Where steps take several blocks at once, such parts would not
+    be in one piece, so there a slice is a part of the message, cut into blocks of its own.
+    """
+    if not program.block_by_block:
+        for part in message.tensor_split(slices):
+            edges = block_edges(part.numel(), program.blocks).tolist()
+            yield [part[edges[step.first] : edges[step.last]] for step in program.steps]
+        return
+    edges = block_edges(message.numel(), program.blocks).tolist()
+    for number in range(slices):
+        yield [
+            message[edges[step.first] : edges[step.last]].tensor_split(slices)[number]
+            for step in program.steps
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """The group as one lane sees it: its own tags, and errors that say what was going on."""
+    """A call as one lane sees it: its own tags, and errors that say what was going on."""
 
-    group: dist.ProcessGroup
-    what: str
+    call: Call
     lane: int
     lanes: int
 
-    def tag(self, message: int) -> int:
-        return message * self.lanes + self.lane
+    def send(self, step: Step, view: torch.Tensor) -> dist.Work | None:
+        if not view.numel():
+            return None
+        try:
+            return self.call.group.send([view], step.peer, self._tag(step))
+        except RuntimeError as error:
+            raise self.call.failed(_described(step), error) from error
 
-    def wait(self, work: dist.Work, doing: str) -> None:
+    def receive(self, step: Step, into: torch.Tensor) -> dist.Work | None:
+        if not into.numel():
+            return None
+        try:
+            return self.call.group.recv([into], step.peer, self._tag(step))
+        except RuntimeError as error:
+            raise self.call.failed(_described(step), error) from error
+
+    def wait(self, step: Step, work: dist.Work | None) -> None:
+        if work is None:
+            return
         try:
             work.wait()
         except RuntimeError as error:
-            raise CollectiveError(
-                f"{self.what} on rank {self.group.rank()}: {doing} failed: {_reason(error)}"
-            ) from error
+            raise self.call.failed(_described(step), error) from error
+
+    def _tag(self, step: Step) -> int:
+        return self.call.salt + (step.ordinal * self.lanes + self.lane) % MESSAGES
+
+
+def _described(step: Step) -> str:
+    doing = "sending to" if step.kind is Kind.SEND else "receiving from"
+    return f"round {step.round}, {doing} rank {step.peer}"
 
 
 class _Lane:
@@ -124,14 +167,13 @@ class _Lane:
     def __init__(
         self, program: Program, views: list[torch.Tensor], link: _Link, scratch: Scratch
     ) -> None:
-        self.steps, self.link, self.scratch = program.steps, link, scratch
-        self.views = views
+        self.steps, self.views, self.link, self.scratch = program.steps, views, link, scratch
         self.unmet = [len(step.needs) for step in program.steps]
         self.waiting_for = program.waiting_for
         self.to_post, self.to_take = deque(program.receives), deque(program.receives)
         self.sending: dict[int, dist.Work | None] = {}
-        self.round = 0  # of the receive taken last
         self.arriving: dict[int, tuple[dist.Work | None, torch.Tensor]] = {}
+        self.round = -1  # of the receive taken last
 
     def begin(self) -> None:
         for place, step in enumerate(self.steps):
@@ -147,12 +189,12 @@ class _Lane:
         if place not in self.arriving:
             self._post(self.to_post.popleft())
         work, buffer = self.arriving.pop(place)
-        step = self.steps[place]
-        if work is not None:
-            self.link.wait(work, f"round {step.round}, receiving from rank {step.peer}")
-        if step.kind is Kind.ADD:
+        step, view = self.steps[place], self.views[place]
+        self.link.wait(step, work)
+        if buffer is not view:
             self._finish_sends(place)
-            self.views[place].add_(buffer[: self.views[place].numel()])
+            arrived = buffer[: view.numel()]
+            view.add_(arrived) if step.kind is Kind.ADD else view.copy_(arrived)
             self.scratch.give_back(buffer)
         self.round = step.round
         for waiting in self.waiting_for[place]:
@@ -167,37 +209,40 @@ class _Lane:
             self._finish_send(place)
 
     def _post_ahead(self) -> None:
-        while self.to_post and len(self.arriving) <= POSTED_AHEAD:
-            if not self._may_be_posted(self.to_post[0]):
+        while self.to_post:
+            # What belongs to the round that is waited for must be posted, or two ranks could wait
+            # for each other's posts.
+            due = self.steps[self.to_post[0]].round <= self.steps[self.to_take[0]].round
+            room = len(self.arriving) <= POSTED_AHEAD
+            if not due and not (room and self._may_be_posted(self.to_post[0])):
                 return
             self._post(self.to_post.popleft())
 
     def _may_be_posted(self, place: int) -> bool:
-        """Whether what it would overwrite has left, or left so long ago that waiting is short."""
+        """Whether what it would overwrite left in an earlier round, so that waiting is short."""
+        return self._arrives_beside(place) or all(
+            self.steps[need].round < self.round for need in self.steps[place].needs
+        )
+
+    def _arrives_beside(self, place: int) -> bool:
+        """Whether it needs scratch: to be added, or because its place is sent in the same round."""
         step = self.steps[place]
-        if step.kind is Kind.ADD:
-            return True
-        return all(self.steps[need].round < self.round for need in step.needs)
+        return step.kind is Kind.ADD or any(
+            self.steps[need].round == step.round for need in step.needs
+        )
 
     def _post(self, place: int) -> None:
-        step, view = self.steps[place], self.views[place]
-        if step.kind is Kind.REPLACE:
+        view = self.views[place]
+        if self._arrives_beside(place):
+            buffer = self.scratch.take(view)
+        else:
             self._finish_sends(place)
             buffer = view
-        else:
-            buffer = self.scratch.take(view)
-        work = None
-        if view.numel():
-            tag = self.link.tag(step.message)
-            work = self.link.group.recv([buffer[: view.numel()]], step.peer, tag)
+        work = self.link.receive(self.steps[place], buffer[: view.numel()])
         self.arriving[place] = (work, buffer)
 
     def _send(self, place: int) -> None:
-        step, view = self.steps[place], self.views[place]
-        work = None
-        if view.numel():
-            work = self.link.group.send([view], step.peer, self.link.tag(step.message))
-        self.sending[place] = work
+        self.sending[place] = self.link.send(self.steps[place], self.views[place])
 
     def _finish_sends(self, place: int) -> None:
         """Until what the step is about to overwrite has left."""
@@ -205,12 +250,4 @@ class _Lane:
             self._finish_send(need)
 
     def _finish_send(self, place: int) -> None:
-        work = self.sending.pop(place, None)
-        if work is not None:
-            step = self.steps[place]
-            self.link.wait(work, f"round {step.round}, sending to rank {step.peer}")
-
-
-def _reason(error: RuntimeError) -> str:
-    """gloo's message without the path of its source file."""
-    return str(error).split("] ", 1)[-1].splitlines()[0]
+        self.link.wait(self.steps[place], self.sending.pop(place, None))

@@ -34,10 +34,13 @@ def reduce_scatter(message: torch.Tensor, group: dist.ProcessGroup, root: int) -
 
 
 def all_gather(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
-    """Block b belongs to rank b. Backends gather equal sizes, so blocks are padded."""
+    """Block b belongs to rank b. Backends gather equal sizes, so uneven blocks are padded."""
     del root
     blocks = _blocks(message, group)
     largest = max(block.numel() for block in blocks)
+    if message.numel() == largest * group.size():
+        group.allgather([blocks], [blocks[group.rank()].clone()]).wait()
+        return
     padded = message.new_zeros(group.size(), largest)
     own = blocks[group.rank()]
     mine = message.new_zeros(largest)

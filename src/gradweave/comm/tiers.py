@@ -31,9 +31,9 @@ class Runner(Protocol):
 
 
 class MakeGroup(Protocol):
-    """Makes the process group of these ranks; called on every rank of the world alike."""
+    """Makes the process group of these ranks of a group; None on the others."""
 
-    def __call__(self, ranks: list[int], /) -> dist.ProcessGroup: ...
+    def __call__(self, ranks: list[int], /) -> dist.ProcessGroup | None: ...
 
 
 def tier_groups(topology: Topology, rank: int, make_group: MakeGroup) -> list[dist.ProcessGroup]:
@@ -50,6 +50,7 @@ def tier_groups(topology: Topology, rank: int, make_group: MakeGroup) -> list[di
                 )
             group = make_group(ranks)
             if rank in ranks:
+                assert group is not None
                 own.append(group)
     return own
 

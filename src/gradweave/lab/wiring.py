@@ -24,8 +24,8 @@ _NETWORK_SETTINGS = {
     "ipv6/conf/default/disable_ipv6": "1",
     "ipv6/conf/all/disable_ipv6": "1",
     # The same on every machine, and what any user may choose on any. BBR, the default of some,
-    # probes for bandwidth: gloo's all-reduce of 16 MB on 4 nodes at 1 Gbit/s then takes 202 to
-    # 224 ms, and with this 201 to 203.
+    # probes for bandwidth: gloo's all-reduce of 16 MB on 4 nodes at 1 Gbit/s then took 202 to
+    # 224 ms (the middle 80 % of 15), and with this 201 to 203.
     "ipv4/tcp_congestion_control": "reno",
 }
 
@@ -142,9 +142,9 @@ class Wiring:
         shape(self._ipr, upper.index, bucket, delay_s=0.0)
 
     def _fit_segments(self) -> None:
-        """Let TCP build packets that fit the buckets on their way; cutting them up costs a core.
+        """Let TCP build packets that fit the buckets on their way, which else cut them up.
 
-        Eight nodes at 400 Mbit/s: 380 Mbit/s of payload for each, otherwise 290 to 350.
+        Four pairs of nodes at 400 Mbit/s: 382 Mbit/s of payload for each, without this 286 to 349.
         """
         for way in self._layout.ways:
             buckets = [self._buckets[cable.lower] for cable in way]

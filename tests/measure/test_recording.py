@@ -1,0 +1,209 @@
+"""Recording with a scripted clock: what comes when, for all kinds of models."""
+
+from itertools import count
+
+import pytest
+import torch
+from ranks import on_threads
+from torch import nn
+
+from gradweave import RequestError, Trace, files
+from gradweave.cli import main
+from gradweave.measure.backward import record_trace
+from gradweave.measure.clocks import HostClock
+from gradweave.measure.models import build_model, loss_of, random_input
+
+
+def ticking(step_s=1.0):
+    """Every look at the clock is one step later."""
+    ticks = count()
+    return HostClock(lambda: next(ticks) * step_s)
+
+
+def recorded(model, step, **options):
+    options = {"warmup": 1, "iterations": 3, "clock": ticking(), **options}
+    return record_trace(model, step, name="made", batch_size=2, **options)
+
+
+def two_layers():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2, bias=False))
+
+
+def forward_backward(model, features=3):
+    def step():
+        model.zero_grad()
+        model(torch.ones(2, features)).sum().backward()
+
+    return step
+
+
+def test_a_chain_of_layers():
+    """Looks at the clock: model, layer 0, ReLU, layer 2, end of forward, then the gradients."""
+    model = two_layers()
+    trace = recorded(model, forward_backward(model)).trace
+    assert [tensor.name for tensor in trace.tensors] == ["2.weight", "0.bias", "0.weight"]
+    assert [tensor.elements for tensor in trace.tensors] == [8, 4, 12]
+    assert trace.ready_s.tolist() == [1.0, 2.0, 3.0]
+    # Layer 0 is needed at 1 s and layer 2 at 3 s; forward takes 4 s and begins with layer 0's.
+    assert {t.name: t.forward_s for t in trace.tensors} == {
+        "0.weight": 1.0,
+        "0.bias": 2.0,
+        "2.weight": 1.0,
+    }
+    assert trace.forward_s == 4.0
+    assert (trace.origin, trace.batch_size) == ("measured", 2)
+
+
+def test_hooks_are_gone_afterwards():
+    model = two_layers()
+    recorded(model, forward_backward(model))
+    assert not model._forward_hooks
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_frozen_parameters_are_left_out():
+    model = two_layers()
+    model[0].requires_grad_(requires_grad=False)
+    trace = recorded(model, forward_backward(model)).trace
+    assert [tensor.name for tensor in trace.tensors] == ["2.weight"]
+
+
+def test_shared_parameters_are_one_tensor_ready_after_their_last_use():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    trace = recorded(model, forward_backward(model)).trace
+    assert sorted(tensor.name for tensor in trace.tensors) == ["0.bias", "0.weight", "1.bias"]
+    assert trace.tensors[0].name == "1.bias"
+
+
+def test_several_losses_count_until_the_last():
+    model = two_layers()
+
+    def step():
+        model.zero_grad()
+        output = model(torch.ones(2, 3))
+        output.sum().backward(retain_graph=True)
+        output.square().sum().backward()
+
+    trace = recorded(model, step).trace
+    assert trace.ready_s.tolist() == [4.0, 5.0, 6.0]
+
+
+def test_parameters_without_a_gradient_are_reported():
+    model = nn.ModuleDict({"always": nn.Linear(3, 1), "rarely": nn.Linear(3, 1)})
+
+    class Sometimes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = model
+            self.never = nn.Parameter(torch.zeros(5))
+            self.calls = 0
+
+        def forward(self, features):
+            self.calls += 1
+            used = self.parts["always"](features)
+            return used if self.calls % 2 else used + self.parts["rarely"](features)
+
+    module = Sometimes()
+    recording = recorded(module, forward_backward(module), warmup=0, iterations=4)
+    assert recording.without_gradient == {
+        "never": 4,
+        "parts.rarely.weight": 2,
+        "parts.rarely.bias": 2,
+    }
+    assert recording.reordered == 2
+    assert {tensor.name for tensor in recording.trace.tensors} == dict(
+        module.named_parameters()
+    ).keys()
+
+
+def test_parameters_that_another_module_uses():
+    """Attention multiplies with its output projection's weight without calling the projection."""
+    model = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def step():
+        model.zero_grad()
+        one = torch.ones(1, 3, 4)
+        model(one, one, one)[0].sum().backward()
+
+    trace = recorded(model, step).trace
+    assert {tensor.name for tensor in trace.tensors} == dict(model.named_parameters()).keys()
+
+
+def test_the_median_ignores_an_outlier():
+    model = two_layers()
+    ticks = [float(tick) for tick in range(8)] * 5
+    ticks[7] = 1000.0  # the last gradient of the first of five iterations
+    clock = HostClock(iter(ticks).__next__)
+    trace = recorded(model, forward_backward(model), warmup=0, iterations=5, clock=clock).trace
+    assert trace.backward_s == 3.0
+
+
+def test_what_cannot_be_recorded():
+    model = two_layers()
+    with pytest.raises(RequestError, match="did not call the model"):
+        recorded(model, lambda: None)
+    with pytest.raises(RequestError, match="step\\(\\) must call backward"):
+        recorded(model, lambda: model(torch.ones(2, 3)))
+    with pytest.raises(RequestError, match="no parameters that require a gradient"):
+        recorded(nn.ReLU(), lambda: None)
+
+
+def slow_and_fast(group):
+    model = two_layers()
+    clock = ticking(step_s=1.0 + group.rank())
+    return recorded(model, forward_backward(model), group=group, clock=clock).trace
+
+
+def test_the_slowest_rank_counts():
+    fast, slow = on_threads(2, slow_and_fast)
+    assert fast == slow
+    assert fast.ready_s.tolist() == [2.0, 4.0, 6.0]
+    assert fast.forward_s == 8.0
+
+
+def test_inputs():
+    assert random_input("2x3").shape == (2, 3)
+    integers = random_input("4x5:7")
+    assert integers.shape == (4, 5)
+    assert integers.dtype == torch.int64
+    assert 0 <= integers.min() <= integers.max() < 7
+    for text in ("", "x", "0x3", "3x", "2x2:0", "2:x", "٤x٤"):
+        with pytest.raises(RequestError, match="is no input; write 32x3x224x224"):
+            random_input(text)
+
+
+def test_losses():
+    weight = torch.ones(4, requires_grad=True)
+    assert loss_of(weight * 3) == 3
+    assert loss_of((weight, [weight * 2], {"more": weight * 4})) == 7
+    assert loss_of({"loss": weight.sum(), "logits": weight}) == 4
+    with pytest.raises(RequestError, match="returned str without any gradient"):
+        loss_of("text")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("torch.nn", "names no factory; write it as package.module:factory"),
+        ("no.such.module:f", "cannot find the model 'no.such.module:f': No module named 'no'"),
+        ("torch.nn:NoSuch", "has no attribute 'NoSuch'"),
+        ("time:time", "returned a float, not a torch module"),
+    ],
+)
+def test_models_that_are_not(text, complaint):
+    with pytest.raises(RequestError, match=complaint):
+        build_model(text)
+
+
+def test_record_writes_a_trace(capsys, tmp_path):
+    output = tmp_path / "trace.json"
+    argv = ["record", "--model", "pytorchcv.models.resnet_cifar:resnet20_cifar10"]
+    argv += ["--input", "2x3x32x32", "--iterations", "2", "--output", str(output)]
+    assert main(argv) == 0
+    captured = capsys.readouterr()
+    trace = files.read(output, Trace)
+    assert (trace.name, trace.batch_size, len(trace.tensors)) == ("resnet20_cifar10", 2, 65)
+    assert "resnet20_cifar10: forward" in captured.out
+    assert trace.tensors[0].name.startswith("output.")
