@@ -79,6 +79,7 @@ def test_what_must_cross_the_busiest_link():
         (["--nodes", "2", "--size", "big"], "'big' is not a size"),
         (["--nodes", "2", "--rate", "fast"], "'fast' is not a rate"),
         (["--nodes", "3", "--racks", "2"], "racks must divide the 3 nodes evenly"),
+        (["--nodes", "2", "--size", "1KB,6B"], "messages are float32; 6 is not a multiple of 4"),
         ([], "--nodes is missing"),
     ],
 )

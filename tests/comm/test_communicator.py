@@ -14,7 +14,6 @@ from gradweave.collectives.program import program
 from gradweave.collectives.schedule import Schedule, block_edges, transfers
 from gradweave.collectives.topology import Topology, flat_topology, topology_of
 from gradweave.comm import Communicator
-from gradweave.comm.communicator import GIGABIT_ETHERNET
 from gradweave.comm.execute import (
     MOST_LANES,
     POSTED_AHEAD,
@@ -27,7 +26,7 @@ from gradweave.comm.execute import (
 from gradweave.comm.native import NATIVE
 from gradweave.comm.rounds import execute_by_rounds
 from gradweave.comm.worker import CommunicationThread
-from gradweave.costs import Link
+from gradweave.costs import GIGABIT_ETHERNET, Link
 from gradweave.errors import CollectiveError, RequestError
 
 WORLDS = [1, 2, 3, 4, 8]

@@ -7,20 +7,19 @@ from typing import get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gradweave import collectives
 from gradweave.cli.arguments import names, whole_number
 from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
-from gradweave.costs import Link
+from gradweave.costs import GIGABIT_ETHERNET
 from gradweave.errors import RequestError
 from gradweave.lab import ClusterSpec
 from gradweave.measure.on_cluster import time_on_cluster
 from gradweave.measure.timings import Question, Timing
 from gradweave.words import Operation, parse_bytes, parse_rate, parse_spec
 
-# What gloo adds to a transfer besides its bytes. Only pipelines ask, to choose their block size.
-ASSUMED_LATENCY_S = 300e-6
-ASSUMED_RATE = "1gbit"
+FLOAT_BYTES = 4
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -92,6 +91,11 @@ def run(options: argparse.Namespace) -> None:
 def _run_under_torchrun(options: argparse.Namespace) -> None:
     if "RANK" not in os.environ:
         raise RequestError("--nodes is missing; give it, or start this by torchrun -m gradweave")
+    for name in ("rate", "local_rate", "uplink_rate"):
+        if getattr(options, name) is not None:
+            raise RequestError(
+                f"--{name.replace('_', '-')} shapes an emulated cluster; give --nodes"
+            )
     from gradweave.measure.collectives_job import in_default_group
 
     timings = in_default_group(_question(options, None))
@@ -101,13 +105,15 @@ def _run_under_torchrun(options: argparse.Namespace) -> None:
 
 
 def _question(options: argparse.Namespace, nodes_per_rack: int | None) -> Question:
-    bits_per_s = parse_rate(options.rate or ASSUMED_RATE)
+    link = GIGABIT_ETHERNET
+    if options.rate is not None:
+        link = replace(link, s_per_byte=8 / parse_rate(options.rate))
     return Question(
         operations=tuple(options.op),
         algorithms=tuple(options.algorithm),
         sizes=tuple(options.size),
         repeats=options.repeats,
-        link=Link(latency_s=ASSUMED_LATENCY_S, s_per_byte=8 / bits_per_s),
+        link=link,
         nodes_per_rack=nodes_per_rack,
     )
 
@@ -152,10 +158,17 @@ def _operations(text: str) -> list[str]:
 
 
 def _sizes(text: str) -> list[int]:
+    """Of float32 messages, so whole multiples of four bytes."""
     try:
-        return [parse_bytes(part) for part in names(text)]
+        sizes = [parse_bytes(part) for part in names(text)]
     except RequestError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    for nbytes in sizes:
+        if nbytes % FLOAT_BYTES:
+            raise argparse.ArgumentTypeError(
+                f"messages are float32; {nbytes} is not a multiple of 4"
+            )
+    return sizes
 
 
 def _counts(text: str) -> list[int]:

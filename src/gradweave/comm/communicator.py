@@ -15,13 +15,9 @@ from gradweave.comm.execute import Call, Scratch, execute, slices_for
 from gradweave.comm.native import NATIVE
 from gradweave.comm.rounds import execute_by_rounds
 from gradweave.comm.tiers import MakeGroup, fastest_collectives, tier_groups, tiered_all_reduce
-from gradweave.costs import Link
+from gradweave.costs import GIGABIT_ETHERNET, Link
 from gradweave.errors import CollectiveError, RequestError
 from gradweave.words import Operation, parse_spec
-
-# What a transfer costs on Gigabit Ethernet through gloo, until somebody has measured it. The block
-# size of pipelines depends on it, by its square root, and what BlueConnect does in each tier.
-GIGABIT_ETHERNET = Link(latency_s=300e-6, s_per_byte=8e-9)
 
 PROGRAMS_KEPT = 256
 AUTO = ("auto",)

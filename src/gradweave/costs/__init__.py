@@ -15,7 +15,7 @@ from gradweave.costs import (
     sparse,
 )
 from gradweave.costs.cost import FREE, Cost, Curve, Line, Total, fit_line
-from gradweave.costs.links import Level, Link, Links, flat
+from gradweave.costs.links import GIGABIT_ETHERNET, Level, Link, Links, flat
 from gradweave.errors import UnknownCost
 from gradweave.words import (
     Operation,
@@ -29,6 +29,7 @@ from gradweave.words import (
 __all__ = [
     "FORMULAS",
     "FREE",
+    "GIGABIT_ETHERNET",
     "Cost",
     "Curve",
     "Level",

@@ -21,6 +21,11 @@ class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         require_not_negative(self, "latency_s", "s_per_byte", "sum_s_per_byte")
 
 
+# What a transfer costs through gloo on Gigabit Ethernet, until somebody has measured it: choosing
+# a block size needs some such number, and depends on it by its square root only.
+GIGABIT_ETHERNET = Link(latency_s=100e-6, s_per_byte=8e-9)
+
+
 class Level(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tier of the network: how many members a group has, and the link each of them has.
 
