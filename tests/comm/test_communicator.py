@@ -15,9 +15,10 @@ from gradweave.collectives.schedule import Schedule, block_edges, transfers
 from gradweave.collectives.topology import Topology, flat_topology, topology_of
 from gradweave.comm import Communicator
 from gradweave.comm.execute import (
+    LEAST_SLICE_BYTES,
     MOST_LANES,
+    MOST_SLICE_BYTES,
     POSTED_AHEAD,
-    SLICE_BYTES,
     Call,
     Scratch,
     execute,
@@ -90,12 +91,12 @@ def test_every_collective_is_exact_over_hosts():
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
 def test_long_messages_travel_in_slices(world):
     """Several for every algorithm, also where ranks differ in how many blocks they handle."""
-    elements = 3 * world * SLICE_BYTES // 4 + 5
+    elements = 3 * world * LEAST_SLICE_BYTES // 4 + 5
     assert on_threads(world, wrong_results, [elements]) == [[]] * world
 
 
 def test_there_are_more_slices_than_travel_at_once():
-    elements = 3 * (MOST_LANES + 2) * SLICE_BYTES // 4
+    elements = 3 * (MOST_LANES + 2) * MOST_SLICE_BYTES // 4
     assert on_threads(3, ring_only, elements) == [True] * 3
 
 
@@ -104,7 +105,7 @@ def ring_only(group, elements):
     message = contribution(group.rank(), elements)
     communicator.run("all-reduce", message, collective="ring")
     scratch_bytes = sum(buffer.nbytes for buffer in communicator._scratch.free)
-    bounded = scratch_bytes <= MOST_LANES * (POSTED_AHEAD + 1) * (SLICE_BYTES + 8)
+    bounded = scratch_bytes <= MOST_LANES * (POSTED_AHEAD + 1) * (MOST_SLICE_BYTES + 8)
     return bounded and is_right("all-reduce", message, group.rank(), group.size())
 
 
@@ -152,10 +153,11 @@ def test_slices_are_large_enough_to_pay():
         return slices_for(torch.empty(2 * block_bytes, dtype=torch.uint8), steps, owned=True)
 
     assert slices(1) == 1
-    assert slices(2 * SLICE_BYTES) == 2
-    assert slices(100 * SLICE_BYTES) == 100
+    assert slices(2 * LEAST_SLICE_BYTES) == 2
+    assert slices(MOST_LANES * MOST_SLICE_BYTES) == MOST_LANES
+    assert slices(100 * MOST_SLICE_BYTES) == 100
     many_blocks = program(halving.reduce_scatter(4), 0)
-    assert slices_for(torch.empty(100 * SLICE_BYTES), many_blocks, owned=True) == 1
+    assert slices_for(torch.empty(10**6), many_blocks, owned=True) == 1
 
 
 def by_rounds(group):

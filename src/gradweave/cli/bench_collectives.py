@@ -98,9 +98,16 @@ def _run_under_torchrun(options: argparse.Namespace) -> None:
             )
     from gradweave.measure.collectives_job import in_default_group
 
-    timings = in_default_group(_question(options, None))
-    if os.environ["RANK"] == "0":
-        rows = [Row(nodes=None, ranks_per_node=None, rate=None, timing=t) for t in timings]
+    question = _question(options, None)
+    rows: list[Row] = []
+    with progress_bar(question.timings, doing="timing") as advance:
+
+        def take(timing: Timing) -> None:
+            rows.append(Row(nodes=None, ranks_per_node=None, rate=None, timing=timing))
+            advance()
+
+        in_default_group(question, on_timing=take)
+    if rows:  # on rank 0
         _print(rows, as_json=options.json)
 
 

@@ -5,7 +5,15 @@ The cost hardly grows with the number of ranks: the chain is as fast as one link
 
 import numpy as np
 
-from gradweave.collectives.schedule import IntArray, Round, Schedule, backwards, transfers
+from gradweave.collectives.schedule import (
+    IntArray,
+    Round,
+    Schedule,
+    backwards,
+    joined,
+    nothing,
+    transfers,
+)
 
 
 def broadcast(ranks: int, blocks: int) -> Schedule:
@@ -32,7 +40,7 @@ def all_reduce(ranks: int, blocks: int) -> Schedule:
     computed it; without that hop we need one round less: 8 instead of 9 for 3 ranks and 4 blocks.
     """
     if ranks == 1:
-        return Schedule(1, blocks, 0, _no_round)
+        return nothing(1, blocks)
     begins = max(blocks, ranks)  # when rank 0 has nothing of its own left and holds the first sum
 
     def round_(number: int) -> Round:
@@ -42,8 +50,7 @@ def all_reduce(ranks: int, blocks: int) -> Schedule:
         closing = _sent(everyone[-1:], everyone[:1], number - everyone[-1:], blocks, add=False)
         passing = everyone[: ranks - 2]
         spreading = _sent(passing, passing + 1, number - begins - passing, blocks, add=False)
-        columns = zip(adding, closing, spreading, strict=True)
-        return Round(*(np.concatenate(parts) for parts in columns))
+        return joined([adding, closing, spreading])
 
     last_spread = begins + ranks - 3 if ranks > 2 else ranks - 1  # noqa: PLR2004
     return Schedule(ranks, blocks, last_spread + blocks, round_)
@@ -53,7 +60,3 @@ def _sent(source: IntArray, target: IntArray, block: IntArray, blocks: int, *, a
     """The transfers of one round; a block that does not exist is not sent."""
     exists = (block >= 0) & (block < blocks)
     return transfers(source[exists], target[exists], block[exists], block[exists] + 1, add=add)
-
-
-def _no_round(number: int) -> Round:
-    raise IndexError(number)

@@ -131,11 +131,6 @@ def renamed(part: Schedule, names: IntArray) -> Schedule:
     return on_groups(part, names[None, :], whole[None, :], ranks=part.ranks, blocks=part.blocks)
 
 
-def rooted(part: Schedule, root: int) -> Schedule:
-    """A schedule written for root 0, for another root."""
-    return renamed(part, (np.arange(part.ranks) + root) % part.ranks)
-
-
 def backwards(part: Schedule, *, add: bool) -> Schedule:
     """Every transfer the other way, the last round first.
 

@@ -1,10 +1,9 @@
 """Two-level all-reduce: one master per group speaks for it."""
 
-from collections.abc import Callable
-
 import numpy as np
 
-from gradweave.collectives import exchange, halving, ring
+from gradweave.collectives import exchange
+from gradweave.collectives.blueconnect import best_tier
 from gradweave.collectives.schedule import Schedule, on_groups, then
 
 
@@ -20,11 +19,11 @@ def all_reduce(local: int, masters: int) -> Schedule:
     between = (np.arange(masters + 1) * local)[None, :]
     return then(
         on_groups(exchange.reduce(local), members, inside, ranks=ranks, blocks=blocks),
-        on_groups(_among(masters)(masters), members[:, :1].T, between, ranks=ranks, blocks=blocks),
+        on_groups(_among_masters(masters), members[:, :1].T, between, ranks=ranks, blocks=blocks),
         on_groups(exchange.broadcast(local), members, inside, ranks=ranks, blocks=blocks),
     )
 
 
-def _among(masters: int) -> Callable[[int], Schedule]:
-    """Halving for powers of two, otherwise the ring (the BlueConnect paper's Eq. 3)."""
-    return halving.all_reduce if masters & (masters - 1) == 0 else ring.all_reduce
+def _among_masters(masters: int) -> Schedule:
+    tier = best_tier(masters)
+    return then(tier.reduce_scatter(masters), tier.all_gather(masters))

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from math import ceil
 from zlib import crc32
 
 import torch
@@ -23,10 +24,12 @@ from gradweave.errors import CollectiveError
 # have posted it; with two in advance a link never waits for us.
 POSTED_AHEAD = 2
 
-# A block is cut into slices of this size: smaller ones cost more in calls than overlap gains.
-SLICE_BYTES = 512 * 1024
 # Slices on their way at once.
 MOST_LANES = 4
+# A block is cut into that many, unless they would be so small that calls cost more than overlap
+# gains, or so large that scratch buffers would amount to a copy of the message.
+LEAST_SLICE_BYTES = 128 * 1024
+MOST_SLICE_BYTES = 2 * 1024 * 1024
 
 # A tag has 31 bits: the lower ones tell the messages of a collective apart, the upper ones
 # collectives, so that ranks that are out of step never take each other's data.
@@ -39,7 +42,9 @@ def slices_for(message: torch.Tensor, program: Program, *, owned: bool) -> int:
     if owned and not program.block_by_block:
         return 1
     block_bytes = message.numel() * message.element_size() // program.blocks
-    return max(1, min(block_bytes // SLICE_BYTES, MESSAGES // (1 + len(program.steps))))
+    wanted = min(MOST_LANES, block_bytes // LEAST_SLICE_BYTES)
+    needed = ceil(block_bytes / MOST_SLICE_BYTES)
+    return max(1, min(max(wanted, needed), MESSAGES // (1 + len(program.steps))))
 
 
 @dataclass(slots=True)

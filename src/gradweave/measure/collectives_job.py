@@ -5,7 +5,7 @@ Rank 0 prints one line of JSON for each timing as it is ready.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import msgspec
@@ -40,24 +40,21 @@ def _topology(question: Question, group: dist.ProcessGroup) -> Topology:
     return topology_of(nodes, [node // question.nodes_per_rack for node in nodes])
 
 
-def in_default_group(question: Question) -> list[Timing]:
-    """All of them, in the group that the environment describes, as torchrun sets it."""
+def in_default_group(question: Question, *, on_timing: Callable[[Timing], None]) -> None:
+    """In the group that the environment describes, as torchrun sets it; rank 0 reports."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    # A list: what was built on the group must be gone before the group is.
     group = dist.group.WORLD
     assert group is not None
-    timings = list(_shown(answers(question, group)))
+    for timing in answers(question, group):
+        if group.rank() == 0:
+            on_timing(timing)
     dist.destroy_process_group()
-    return timings
 
 
-def _shown(timings: Iterator[Timing]) -> Iterator[Timing]:
-    for timing in timings:
-        if dist.get_rank() == 0 and __name__ == "__main__":
-            print(msgspec.json.encode(timing).decode(), flush=True)  # noqa: T201
-        yield timing
+def _print_line(timing: Timing) -> None:
+    print(msgspec.json.encode(timing).decode(), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    in_default_group(msgspec.json.decode(sys.argv[1], type=Question))
+    in_default_group(msgspec.json.decode(sys.argv[1], type=Question), on_timing=_print_line)

@@ -29,7 +29,7 @@ def time_on_cluster(
     timings: list[Timing] = []
 
     def take(line: Line) -> None:
-        if line.rank == 0 and not line.is_error:
+        if line.rank == 0 and not line.is_error and line.text.startswith("{"):
             timings.append(msgspec.json.decode(line.text, type=Timing))
             advance()
 

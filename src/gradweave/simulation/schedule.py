@@ -3,8 +3,8 @@
 A transfer starts when its source has the blocks and both ports are done with what came before. It
 takes the latency of the outermost tier it crosses, and then as long as the most loaded link on its
 way needs for all that crosses that link in this round, in this direction: flows that share a link
-share its bandwidth. Links are full duplex. What is added is ready later by the time to add it;
-adding keeps no port busy.
+share its bandwidth. (Transfers of different rounds wait for each other at ports, not at uplinks.)
+Links are full duplex. What is added is ready later by the time to add it; that keeps no port busy.
 """
 
 from math import prod
