@@ -312,7 +312,7 @@ def test_a_rank_that_falls_silent_is_named(collective, tmp_path):
         message, taken_s = results[rank]
         assert message.startswith(f"all-reduce by {collective} on rank {rank}: round ")
         assert "ing from rank" in message or "ing to rank" in message
-        assert taken_s < 8
+        assert taken_s < 15  # the time-out is five seconds, the machine may be busy
     assert any("rank 2 failed" in message for message, _ in results[:2])
 
 
