@@ -311,7 +311,7 @@ def draw(everything: Everything, output: Path) -> None:
                 x=alt.X(f"{across}:Q", scale=scale),
                 y=alt.Y("ms:Q", scale=alt.Scale(type="log") if name == "sizes" else alt.Scale()),
                 color=alt.Color("algorithm:N", sort=list(OF_THE_PAPER)),
-                strokeDash=alt.StrokeDash("algorithm:N", sort=list(OF_THE_PAPER)),
+                strokeDash=alt.StrokeDash("algorithm:N", sort=list(OF_THE_PAPER), legend=None),
                 column=alt.Column("operation:N", sort=list(ROOTED), title=None),
             )
         )
