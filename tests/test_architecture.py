@@ -13,8 +13,8 @@ PACKAGE = Path(gradweave.__file__).parent
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"measure"},
-    {"comm", "lab"},
+    {"measure", "sparse"},
+    {"comm", "lab", "workloads"},
     {"simulation"},
     {"planning", "collectives"},
     {"presets"},
@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
     {"words"},
     {"errors"},
 ]
-WITH_TORCH = {"comm", "measure"}
+WITH_TORCH = {"comm", "measure", "sparse", "workloads"}
 PURE = set().union(*LAYERS) - WITH_TORCH
 
 

@@ -1,0 +1,1 @@
+"""Sparsified gradients: selecting the largest, exchanging them, and losing nothing."""

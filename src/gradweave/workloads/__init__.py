@@ -1,0 +1,1 @@
+"""What there is to train: a replayed trace, small models, real data."""
