@@ -21,11 +21,11 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gradweave.bench.collectives import time_on_cluster
 from gradweave.collectives import build
 from gradweave.collectives.topology import topology_of
 from gradweave.costs import GIGABIT_ETHERNET, Link
 from gradweave.lab import ClusterSpec, SentBytes
-from gradweave.measure.on_cluster import time_on_cluster
 from gradweave.measure.timings import Question, Timing
 from gradweave.simulation.schedule import bytes_across_tier
 from gradweave.words import Operation, parse_rate

@@ -13,20 +13,23 @@ PACKAGE = Path(gradweave.__file__).parent
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
+    {"bench"},
+    {"runtime"},
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},
     {"simulation"},
     {"planning", "collectives"},
     {"presets"},
+    {"runs"},
     {"files"},
-    {"network", "plan", "timeline"},
+    {"network", "plan", "results", "timeline"},
     {"trace"},
     {"costs"},
     {"compression", "checks"},
     {"words"},
     {"errors"},
 ]
-WITH_TORCH = {"comm", "measure", "sparse", "workloads"}
+WITH_TORCH = {"bench", "comm", "measure", "runtime", "sparse", "workloads"}
 PURE = set().union(*LAYERS) - WITH_TORCH
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,16 +12,33 @@ import msgspec
 from gradweave.errors import FormatError, RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan
+from gradweave.results import Results
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
 
-Value = TypeVar("Value", Trace, Network, Plan, Timeline)
+Value = TypeVar("Value", Trace, Network, Plan, Timeline, Results)
 
 SCHEMAS: dict[type, str] = {
     Trace: "gradweave.trace/1",
-    Network: "gradweave.network/1",
+    Network: "gradweave.network/2",
     Plan: "gradweave.plan/1",
     Timeline: "gradweave.timeline/1",
+    Results: "gradweave.results/1",
+}
+
+
+def _network_2(document: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 knew one cost for a collective, and no latency beside it."""
+    costs = document.get("costs")
+    if not isinstance(costs, list):
+        return document
+    added = {"beside": "nothing", "latency_s": 0.0}
+    return {**document, "costs": [{**added, **c} if isinstance(c, dict) else c for c in costs]}
+
+
+# How a file of an older version becomes one of the next.
+UPGRADES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "gradweave.network/1": ("gradweave.network/2", _network_2),
 }
 
 
@@ -47,6 +65,9 @@ def loads(text: str, kind: type[Value], *, origin: str) -> Value:
         raise FormatError(f"{origin}: {error}") from None
     expected = SCHEMAS[kind]
     found = document.pop("schema", None) if isinstance(document, dict) else None
+    while isinstance(found, str) and found in UPGRADES:
+        found, upgrade = UPGRADES[found]
+        document = upgrade(document)
     if found != expected:
         raise FormatError(f"{origin}: schema: expected {expected!r}, found {found!r}")
     try:
@@ -58,12 +79,12 @@ def loads(text: str, kind: type[Value], *, origin: str) -> Value:
     return value
 
 
-def dumps(value: Trace | Network | Plan | Timeline) -> str:
+def dumps(value: Trace | Network | Plan | Timeline | Results) -> str:
     document = {"schema": SCHEMAS[type(value)], **msgspec.to_builtins(value)}
     return _one_row_per_item(document)
 
 
-def write(path: str | os.PathLike[str], value: Trace | Network | Plan | Timeline) -> None:
+def write(path: str | os.PathLike[str], value: Trace | Network | Plan | Timeline | Results) -> None:
     write_text(path, dumps(value))
 
 

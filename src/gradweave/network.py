@@ -4,8 +4,9 @@ from functools import reduce
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
-from gradweave.checks import require_text
+from gradweave.checks import require_not_negative, require_text
 from gradweave.compression import Compression
 from gradweave.costs import (
     FREE,
@@ -19,25 +20,35 @@ from gradweave.costs import (
     sparse_closed_form,
 )
 from gradweave.errors import UnknownCost
-from gradweave.words import Operation, parse_spec
+from gradweave.words import Beside, Operation, parse_spec
 
 
 class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one operation by one collective costs among one number of workers."""
+    """What one operation by one collective costs among one number of workers.
+
+    ``cost`` is how long a message keeps the next one waiting. It arrives ``latency_s`` later, for
+    messages that follow each other closely overlap at their ends.
+    """
 
     operation: Operation
     collective: str
     workers: int
+    beside: Beside = "nothing"  # what the workers did meanwhile
     cost: Line | Curve
+    latency_s: float = 0.0
 
     def __post_init__(self) -> None:
         require_text(self, "collective")
+        require_not_negative(self, "latency_s")
         if self.workers < 2:  # noqa: PLR2004
             raise ValueError(f"workers must be at least 2, got {self.workers}")
 
 
 class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prices messages, by what was measured or fitted where it can, otherwise by formula."""
+    """Prices messages, by what was measured or fitted where it can, otherwise by formula.
+
+    Where a cost was measured beside compute that is the price, for this is when gradients travel.
+    """
 
     name: str
     source: str  # where the numbers come from, for people
@@ -50,10 +61,19 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("costs and links are both missing; a network needs one of them")
         seen = set()
         for known in self.costs:
-            what = (known.operation, known.collective, known.workers)
+            what = (known.operation, known.collective, known.workers, known.beside)
             if what in seen:
-                raise ValueError(f"costs: {_what(*what[:2])} for {what[2]} workers stands twice")
+                raise ValueError(
+                    f"costs: {_what(*what[:2])} for {what[2]} workers beside {what[3]} stands twice"
+                )
             seen.add(what)
+
+    def beside_nothing(self) -> "Network":
+        """What messages cost while the workers' processors are idle."""
+        alone = tuple(entry for entry in self.costs if entry.beside == "nothing")
+        if self.costs and not alone:
+            raise UnknownCost(f"network {self.name!r} was measured beside compute only")
+        return replace(self, costs=alone)
 
     def cost(
         self,
@@ -95,6 +115,11 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         cost = self.cost(operation, collective, workers=workers)
         return float(cost.seconds(np.array([nbytes], dtype=np.float64))[0])
 
+    def latency_s(self, collective: str, *, workers: int) -> float:
+        """How much later than the next could leave a gradient message has arrived."""
+        entry = self._entries("all-reduce", collective).get(workers)
+        return 0.0 if entry is None else entry.latency_s
+
     @property
     def default_collective(self) -> str:
         """The one an all-reduce was measured or fitted with; on bare links the ring."""
@@ -102,19 +127,22 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return next((entry.collective for entry in measured), "ring")
 
     @property
-    def known_workers(self) -> tuple[int, ...] | None:
-        """The numbers of workers this network was measured with; None: any, by formula."""
-        if self.links is not None:
-            return None
+    def known_workers(self) -> tuple[int, ...]:
+        """The numbers of workers it was measured or fitted with; links may know any other."""
         return tuple(sorted({entry.workers for entry in self.costs}))
 
     def _measured(self, operation: Operation, collective: str) -> dict[int, Cost]:
         """What is known of it without links, by number of workers."""
-        return {
-            entry.workers: entry.cost
+        return {count: entry.cost for count, entry in self._entries(operation, collective).items()}
+
+    def _entries(self, operation: Operation, collective: str) -> dict[int, CollectiveCost]:
+        asked = (
+            entry
             for entry in self.costs
             if (entry.operation, entry.collective) == (operation, collective)
-        }
+        )
+        # Of two for one number of workers the last stays: the one beside compute.
+        return {entry.workers: entry for entry in sorted(asked, key=_is_beside_compute)}
 
     def _dense_cost(self, operation: Operation, collective: str, workers: int) -> Cost:
         measured = self._measured(operation, collective)
@@ -160,6 +188,10 @@ def _total(costs: tuple[Cost, ...]) -> Cost:
     if len(lines) < len(costs):
         return Total(costs)
     return reduce(Line.plus, lines)
+
+
+def _is_beside_compute(entry: CollectiveCost) -> bool:
+    return entry.beside == "compute"
 
 
 def _has_servers(collective: str) -> bool:

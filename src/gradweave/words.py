@@ -8,6 +8,8 @@ from gradweave.errors import RequestError
 Operation = Literal["all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather"]
 Origin = Literal["measured", "estimated"]
 Topology = Literal["fat-tree", "torus"]
+Beside = Literal["nothing", "compute"]
+ReplayMode = Literal["waiting", "dispatching"]
 
 KIB, MIB = 2**10, 2**20
 _BITS_PER_S = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gradweave.cli import bench, demo, lab, plan, record, simulate
+from gradweave.cli import bench, calibrate, demo, lab, plan, record, simulate
 from gradweave.errors import GradweaveError
 
 VERBS = {
     "bench": bench,
+    "calibrate": calibrate,
     "demo": demo,
     "lab": lab,
     "plan": plan,

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 from gradweave.checks import LARGEST
 from gradweave.compression import Compression, parse_compression
@@ -11,14 +12,13 @@ from gradweave.planning import PLANNERS, find_planner
 from gradweave.presets import load_network, load_trace
 from gradweave.simulation import Case, cases
 from gradweave.trace import LARGEST_SCALE, Trace
+from gradweave.words import Operation
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None:
     """Each may be a list: all combinations are meant."""
     jobs = parser.add_argument_group("jobs", "several names or numbers are separated by commas")
-    jobs.add_argument(
-        "--trace", required=True, metavar="T", type=names, help="trace files or shipped traces"
-    )
+    _add_trace(jobs)
     jobs.add_argument(
         "--network",
         required=True,
@@ -53,6 +53,17 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None
         type=_compression,
         help="topk:0.001 or gtopk:0.001, the share of the elements that travels",
     )
+    _add_changes(parser)
+
+
+def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which models, for verbs that need no network."""
+    jobs = parser.add_argument_group("models", "several names are separated by commas")
+    _add_trace(jobs)
+    _add_changes(parser)
+
+
+def _add_changes(parser: argparse.ArgumentParser) -> None:
     change = parser.add_argument_group("changing the traces")
     change.add_argument(
         "--bytes-per-element",
@@ -76,16 +87,27 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None
     )
 
 
+def _add_trace(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--trace", required=True, metavar="T", type=names, help="trace files or shipped traces"
+    )
+
+
+def asked_traces(options: argparse.Namespace) -> list[Trace]:
+    """Changed as asked for."""
+    return [
+        _changed(load_trace(name), options, width)
+        for name in options.trace
+        for width in options.bytes_per_element
+    ]
+
+
 def asked_cases(options: argparse.Namespace) -> list[Case]:
     for name in options.planner:
         find_planner(name)  # before the first of many cases is computed for nothing
     networks = [load_network(name) for name in options.network]
     return cases(
-        [
-            _changed(load_trace(name), options, width)
-            for name in options.trace
-            for width in options.bytes_per_element
-        ],
+        asked_traces(options),
         networks,
         workers=options.workers or _only_number_of_workers(networks),
         planners=options.planner,
@@ -115,6 +137,15 @@ def names(text: str) -> list[str]:
     if not all(parts):
         raise argparse.ArgumentTypeError(f"an empty name in {text!r}")
     return parts
+
+
+def operations(text: str) -> list[str]:
+    found = names(text)
+    for name in found:
+        if name not in get_args(Operation):
+            known = ", ".join(get_args(Operation))
+            raise argparse.ArgumentTypeError(f"no operation {name!r}; there are {known}")
+    return found
 
 
 def worker_counts(text: str) -> list[int]:

@@ -1,17 +1,19 @@
-"""Measure: collectives on an emulated cluster, or on the one that torchrun started.
+"""Measure: collectives and training on an emulated cluster, or on the one torchrun started.
 
 Examples:
 
   gradweave bench collectives --nodes 4 --rate 1gbit --op broadcast \\
       --algorithm native,linear-pipeline --size 64KB,32MB
+  gradweave bench training --nodes 4 --rate 1gbit --trace densenet201 --parameter-scale 0.25 \\
+      --forward 0.25 --backward 0.5 --runtime torch-ddp,torch-ddp-tuned,wfbp,mgwfbp,optimal
   torchrun --nnodes 2 --nproc-per-node 4 … -m gradweave bench collectives --op all-reduce
 """
 
 import argparse
 
-from gradweave.cli import bench_collectives
+from gradweave.cli import bench_collectives, bench_training
 
-BENCHES = {"collectives": bench_collectives}
+BENCHES = {"collectives": bench_collectives, "training": bench_training}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

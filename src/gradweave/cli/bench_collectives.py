@@ -1,21 +1,24 @@
 """time collectives, ours and the backend's: times, bandwidths, correctness"""
 
 import argparse
-import os
 from itertools import product
-from typing import get_args
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave import collectives
-from gradweave.cli.arguments import names, whole_number
+from gradweave.bench.collectives import time_on_cluster
+from gradweave.cli.arguments import names, operations, whole_number
+from gradweave.cli.clusters import (
+    add_cluster_arguments,
+    asked_cluster,
+    check_under_torchrun,
+    nodes_per_rack,
+)
 from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
 from gradweave.costs import GIGABIT_ETHERNET
 from gradweave.errors import RequestError
-from gradweave.lab import ClusterSpec
-from gradweave.measure.on_cluster import time_on_cluster
 from gradweave.measure.timings import Question, Timing
 from gradweave.words import Operation, parse_bytes, parse_rate, parse_spec
 
@@ -39,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     count = whole_number(least=1)
     what = parser.add_argument_group("what to time", "several are separated by commas")
     what.add_argument(
-        "--op", type=_operations, default=["all-reduce"], metavar="O", help="default: all-reduce"
+        "--op", type=operations, default=["all-reduce"], metavar="O", help="default: all-reduce"
     )
     what.add_argument(
         "--algorithm",
@@ -52,14 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--repeats", type=count, default=7, metavar="N", help="each, in turn (default: 7)"
     )
-    where = parser.add_argument_group("where", "without --nodes: in the group torchrun started")
-    where.add_argument("--nodes", type=_counts, metavar="N", help="nodes of an emulated cluster")
-    where.add_argument("--ranks-per-node", type=count, default=1, metavar="R", help="default: 1")
-    where.add_argument("--rate", metavar="X", help="of each node's link, such as 1gbit")
-    where.add_argument("--local-rate", metavar="X", help="of each rank's link inside its node")
-    where.add_argument("--racks", type=count, default=1, metavar="K", help="default: 1")
-    where.add_argument("--uplink-rate", metavar="X", help="of each rack's link to the core")
-    where.add_argument("--loopback", action="store_true", help="without namespaces, unshaped")
+    add_cluster_arguments(parser, under_torchrun=True)
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 
 
@@ -70,15 +66,8 @@ def run(options: argparse.Namespace) -> None:
         return
     rows = []
     for nodes in options.nodes:
-        spec = ClusterSpec(
-            nodes=nodes,
-            ranks_per_node=options.ranks_per_node,
-            rate=options.rate,
-            local_rate=options.local_rate,
-            racks=options.racks,
-            uplink_rate=options.uplink_rate,
-        )
-        question = _question(options, nodes // options.racks if options.racks > 1 else None)
+        spec = asked_cluster(options, nodes)
+        question = _question(options, nodes_per_rack(options, nodes))
         with progress_bar(question.timings, doing=f"{nodes} nodes") as advance:
             done = time_on_cluster(spec, question, loopback=options.loopback, advance=advance)
         rows += [
@@ -89,14 +78,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _run_under_torchrun(options: argparse.Namespace) -> None:
-    if "RANK" not in os.environ:
-        raise RequestError("--nodes is missing; give it, or start this by torchrun -m gradweave")
-    for name in ("rate", "local_rate", "uplink_rate"):
-        if getattr(options, name) is not None:
-            raise RequestError(
-                f"--{name.replace('_', '-')} shapes an emulated cluster; give --nodes"
-            )
-    from gradweave.measure.collectives_job import in_default_group
+    check_under_torchrun(options)
+    from gradweave.bench.collectives_job import in_default_group
 
     question = _question(options, None)
     rows: list[Row] = []
@@ -111,7 +94,7 @@ def _run_under_torchrun(options: argparse.Namespace) -> None:
         _print(rows, as_json=options.json)
 
 
-def _question(options: argparse.Namespace, nodes_per_rack: int | None) -> Question:
+def _question(options: argparse.Namespace, rack_nodes: int | None) -> Question:
     link = GIGABIT_ETHERNET
     if options.rate is not None:
         link = replace(link, s_per_byte=8 / parse_rate(options.rate))
@@ -121,7 +104,7 @@ def _question(options: argparse.Namespace, nodes_per_rack: int | None) -> Questi
         sizes=tuple(options.size),
         repeats=options.repeats,
         link=link,
-        nodes_per_rack=nodes_per_rack,
+        nodes_per_rack=rack_nodes,
     )
 
 
@@ -155,15 +138,6 @@ def _check_algorithms(operations: list[Operation], algorithms: list[str]) -> Non
             raise RequestError(f"no {operation} by {algorithm!r}; there are {', '.join(known)}")
 
 
-def _operations(text: str) -> list[str]:
-    found = names(text)
-    for name in found:
-        if name not in get_args(Operation):
-            known = ", ".join(get_args(Operation))
-            raise argparse.ArgumentTypeError(f"no operation {name!r}; there are {known}")
-    return found
-
-
 def _sizes(text: str) -> list[int]:
     """Of float32 messages, so whole multiples of four bytes."""
     try:
@@ -176,7 +150,3 @@ def _sizes(text: str) -> list[int]:
                 f"messages are float32; {nbytes} is not a multiple of 4"
             )
     return sizes
-
-
-def _counts(text: str) -> list[int]:
-    return [whole_number(least=1)(part) for part in names(text)]

@@ -18,7 +18,17 @@ Item = TypeVar("Item")
 UNLIMITED_WIDTH = 400
 
 TEXT_COLUMNS = frozenset(
-    {"planner", "first tensor", "last tensor", "operation", "algorithm", "tensor"}
+    {
+        "planner",
+        "first tensor",
+        "last tensor",
+        "operation",
+        "algorithm",
+        "tensor",
+        "beside",
+        "trace",
+        "runtime",
+    }
 )
 
 
@@ -58,8 +68,11 @@ def progress(items: Sequence[Item], *, doing: str) -> Iterator[Item]:
 
 
 @contextmanager
-def progress_bar(total: int, *, doing: str) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, moved on by what the block is given; nothing where nobody would see it."""
+def progress_bar(total: int | None, *, doing: str) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, moved on by what the block is given; nothing where nobody would see it.
+
+    Without a total it only shows that something happens.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda: None

@@ -14,7 +14,7 @@ from gradweave.costs import (
     scatter_gather,
     sparse,
 )
-from gradweave.costs.cost import FREE, Cost, Curve, Line, Total, fit_line
+from gradweave.costs.cost import FREE, Cost, Curve, Fit, Line, Total, fit, fit_line
 from gradweave.costs.links import GIGABIT_ETHERNET, Level, Link, Links, flat
 from gradweave.errors import UnknownCost
 from gradweave.words import (
@@ -32,12 +32,14 @@ __all__ = [
     "GIGABIT_ETHERNET",
     "Cost",
     "Curve",
+    "Fit",
     "Level",
     "Line",
     "Link",
     "Links",
     "Total",
     "closed_form",
+    "fit",
     "fit_line",
     "flat",
     "has_formula",

@@ -131,7 +131,7 @@ class Curve(
         return within + self.last_slope * np.maximum(nbytes - self.nbytes[-1], 0.0)
 
     def line(self, largest_bytes: float) -> Line:
-        """Least squares through the measured points, as the papers fit theirs."""
+        """Through the measured points, as the papers fit theirs."""
         del largest_bytes
         return fit_line(np.array(self.nbytes, dtype=np.float64), np.array(self.measured_s))
 
@@ -141,10 +141,34 @@ class Curve(
 
 
 def fit_line(nbytes: FloatArray, seconds: FloatArray) -> Line:
-    """Least squares; a negative start-up or slope, which no network has, becomes zero."""
-    slope, startup = np.polyfit(nbytes, seconds, 1)
+    """The line with the least relative errors, so that small messages count like large ones.
+
+    A negative start-up or slope, which no network has, becomes zero.
+    """
+    slope, startup = np.polyfit(nbytes, seconds, 1, w=1 / seconds)
     if startup < 0:
-        slope, startup = float(nbytes @ seconds / (nbytes @ nbytes)), 0.0
+        share = nbytes / seconds
+        slope, startup = share.sum() / (share @ share), 0.0
     if slope < 0:
-        slope, startup = 0.0, float(seconds.mean())
+        slope, startup = 0.0, (1 / seconds).sum() / (1 / seconds**2).sum()
     return Line(startup_s=float(startup), s_per_byte=float(slope))
+
+
+class Fit(Struct, frozen=True, kw_only=True):
+    """How well a line describes measured points."""
+
+    line: Line
+    r_squared: float  # of the seconds, so it is about large messages
+    worst_residual: float  # as a share of what was measured, so it is about all of them
+
+
+def fit(curve: Curve) -> Fit:
+    nbytes, seconds = np.array(curve.nbytes, dtype=np.float64), np.array(curve.measured_s)
+    line = fit_line(nbytes, seconds)
+    residuals = seconds - line.seconds(nbytes)
+    spread = float(((seconds - seconds.mean()) ** 2).sum())
+    return Fit(
+        line=line,
+        r_squared=1.0 - float((residuals**2).sum()) / spread if spread > 0 else 1.0,
+        worst_residual=float(np.abs(residuals / seconds).max()),
+    )

@@ -13,7 +13,10 @@ from gradweave.trace import Trace
 
 
 def simulate(trace: Trace, plan: Plan, network: Network, *, workers: int) -> Timeline:
-    """Each bucket leaves once its last tensor is ready and the bucket before it has left."""
+    """Each bucket leaves once its last tensor is ready and the bucket before it has left.
+
+    It arrives the network's latency later; meanwhile the next one is on its way.
+    """
     plan.check_describes(trace)
     spans = [*_forward(trace), *_backward(trace), *_messages(trace, plan, network, workers)]
     return Timeline(spans=tuple(spans))
@@ -61,17 +64,18 @@ def _messages(trace: Trace, plan: Plan, network: Network, workers: int) -> Itera
     for number, bucket in enumerate(plan.buckets):
         last = trace.tensors[last_tensors[number]] if plan.overlap else trace.tensors[-1]
         free_s = max(free_s, begin_s + last.ready_s)
+        latency_s = network.latency_s(bucket.collective, workers=workers)
         for phase, seconds in price[_way(bucket)]:
-            end_s = free_s + float(seconds[number])
+            leave_s = free_s + float(seconds[number])
             yield Span(
                 lane="communication",
                 label=f"{phase} {number + 1}",
                 start_s=free_s,
-                end_s=end_s,
+                end_s=leave_s + latency_s,
                 tensors=bucket.tensors,
                 nbytes=int(nbytes[number]),
             )
-            free_s = end_s
+            free_s = leave_s
 
 
 def bucket_bytes(trace: Trace, plan: Plan) -> FloatArray:

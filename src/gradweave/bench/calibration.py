@@ -1,0 +1,40 @@
+"""Calibrating an emulated cluster, from the outside."""
+
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from gradweave.bench.jobs import ask
+from gradweave.lab import Cluster
+from gradweave.network import Network
+from gradweave.words import Operation
+
+
+class CalibrationQuestion(Struct, frozen=True, kw_only=True):
+    name: str
+    algorithms: tuple[str, ...]
+    operations: tuple[Operation, ...]
+    largest_bytes: int
+    repeats: int
+    nodes_per_rack: int | None = None
+
+
+class CalibrationAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A size is done, or all of them."""
+
+    network: Network | None = None
+
+
+def calibrate_cluster(
+    cluster: Cluster, question: CalibrationQuestion, *, advance: Callable[[], None] = lambda: None
+) -> Network:
+    found: list[Network] = []
+
+    def take(text: str) -> None:
+        advance()
+        if network := msgspec.json.decode(text, type=CalibrationAnswer).network:
+            found.append(network)
+
+    ask(cluster, "gradweave.bench.calibration_job", question, on_answer=take)
+    return found[0]

@@ -1,0 +1,37 @@
+"""What each rank of ``gradweave calibrate`` runs: ``python -m …calibration_job FILE``."""
+
+from collections.abc import Callable
+
+from gradweave.bench.calibration import CalibrationAnswer, CalibrationQuestion
+from gradweave.bench.jobs import answer, asked
+from gradweave.bench.ranks import default_group, node_topology
+from gradweave.comm import Communicator
+from gradweave.measure.network import calibrate
+from gradweave.network import Network
+
+
+def in_default_group(
+    question: CalibrationQuestion, *, advance: Callable[[], None]
+) -> Network | None:
+    """In the group that the environment describes; rank 0 has the answer."""
+    with default_group() as group:
+        topology = node_topology(group, nodes_per_rack=question.nodes_per_rack)
+        network = calibrate(
+            group,
+            name=question.name,
+            algorithms=question.algorithms,
+            operations=question.operations,
+            largest_bytes=question.largest_bytes,
+            repeats=question.repeats,
+            communicator=Communicator(group, topology=topology),
+            advance=advance if group.rank() == 0 else lambda: None,
+        )
+        return network if group.rank() == 0 else None
+
+
+if __name__ == "__main__":
+    calibrated = in_default_group(
+        asked(CalibrationQuestion), advance=lambda: answer(CalibrationAnswer())
+    )
+    if calibrated is not None:
+        answer(CalibrationAnswer(network=calibrated))

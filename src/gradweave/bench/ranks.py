@@ -1,0 +1,31 @@
+"""What every rank of an experiment begins and ends with."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from gradweave.collectives.topology import Topology, topology_of
+from gradweave.comm.agree import gather_text, group_device
+
+
+@contextmanager
+def default_group() -> Iterator[dist.ProcessGroup]:
+    """The group that the environment describes, as torchrun sets it; one thread for each rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    group = dist.group.WORLD
+    assert group is not None
+    yield group
+    dist.destroy_process_group()  # not after a failure: peers may be in a collective
+
+
+def node_topology(group: dist.ProcessGroup, *, nodes_per_rack: int | None) -> Topology:
+    """Ranks by node, as the launcher numbers them, and nodes by rack where racks are known."""
+    node = os.environ.get("GROUP_RANK", "0")
+    nodes = [int(text) for text in gather_text(group, node, device=group_device(group))]
+    if nodes_per_rack is None:
+        return topology_of(nodes)
+    return topology_of(nodes, [node // nodes_per_rack for node in nodes])

@@ -1,0 +1,225 @@
+"""Training speed on an emulated cluster: predicted first, then measured, runtimes taking turns."""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import msgspec
+from msgspec import Struct
+
+from gradweave.bench.jobs import ask
+from gradweave.errors import RequestError
+from gradweave.lab import Cluster
+from gradweave.network import Network
+from gradweave.plan import Plan
+from gradweave.planning import find_planner, make_plan
+from gradweave.results import Result, Results
+from gradweave.runs import Prediction, RunFolder
+from gradweave.simulation import simulate
+from gradweave.timeline import Timeline
+from gradweave.trace import Trace
+from gradweave.words import MIB, ReplayMode, parse_spec
+
+JOB = "gradweave.bench.training_job"
+
+TORCH, TUNED, COMPUTE = "torch-ddp", "torch-ddp-tuned", "compute"
+
+# What a patient user would try for `bucket_cap_mb`.
+SWEPT_MB = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 35, 50, 75, 100, 150, 200)
+
+
+class Case(Struct, frozen=True, kw_only=True):
+    """A runtime and the plan that it is expected to follow; without one, nothing is sent."""
+
+    runtime: str
+    plan: Plan | None
+    bucket_cap_mb: float | None = None  # torch's own argument, where the runtime is torch's own
+
+
+class TrainingQuestion(Struct, frozen=True, kw_only=True):
+    trace: Trace
+    mode: ReplayMode
+    cases: tuple[Case, ...]
+    warmup: int
+    iterations: int
+    repeats: int
+    with_timelines: bool
+
+
+class TrainingAnswer(Struct, frozen=True, kw_only=True):
+    """What one case took in one repeat, on the slowest rank; or its timeline on rank 0."""
+
+    runtime: str
+    iteration_s: float | None = None  # median over the iterations of this repeat
+    correct: bool | None = None  # gradients were the mean over the ranks, and buckets the plan's
+    timeline: Timeline | None = None
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    runtimes: tuple[str, ...]
+    mode: ReplayMode
+    warmup: int
+    iterations: int
+    repeats: int
+
+
+def check_runtimes(runtimes: Sequence[str]) -> None:
+    """Before a cluster is built for nothing."""
+    for name in runtimes:
+        if name in {TORCH, TUNED}:
+            continue
+        try:
+            find_planner(name)
+        except RequestError as error:
+            raise RequestError(f"{error}; or {TORCH}, {TUNED}") from None
+    if len(set(runtimes)) < len(runtimes):
+        raise RequestError(f"a runtime stands twice in {','.join(runtimes)}")
+
+
+def train_on_cluster(
+    cluster: Cluster,
+    trace: Trace,
+    network: Network,
+    settings: Settings,
+    *,
+    folder: RunFolder,
+    command: str,
+    advance: Callable[[], None] = lambda: None,
+) -> list[Result]:
+    """What is expected is in the folder before the runtimes run, what was measured afterwards."""
+    cap_mb = None
+    if TUNED in settings.runtimes:
+        cap_mb = _best_cap_mb(cluster, trace, network, settings, advance)
+    workers = cluster.spec.world_size
+    cases = [_case(name, trace, network, workers, cap_mb) for name in settings.runtimes]
+    predictions = [_prediction(case, trace, network, workers) for case in cases]
+    folder.begin(trace, network, predictions)
+    alone = Case(runtime=COMPUTE, plan=None)
+    question = _question(trace, [alone, *cases], settings, timelines=True)
+    answers = _run(cluster, question, advance)
+    results = _results(cluster, trace, cases, predictions, answers)
+    folder.finish(
+        Results(command=command, rows=tuple(results)),
+        {a.runtime: a.timeline for a in answers if a.timeline is not None},
+    )
+    return results
+
+
+def _prediction(case: Case, trace: Trace, network: Network, workers: int) -> Prediction:
+    assert case.plan is not None
+    timeline = simulate(trace, case.plan, network, workers=workers)
+    return Prediction(runtime=case.runtime, plan=case.plan, timeline=timeline)
+
+
+def steps(trace: Trace, settings: Settings) -> int:
+    """How many times ``train_on_cluster`` will advance."""
+    swept = len(_swept_caps_mb(trace)) * SWEEP_REPEATS if TUNED in settings.runtimes else 0
+    return swept + (len(settings.runtimes) + 1) * (settings.repeats + 1)
+
+
+SWEEP_REPEATS = 2
+SWEEP_ITERATIONS = 3
+
+
+def _best_cap_mb(
+    cluster: Cluster,
+    trace: Trace,
+    network: Network,
+    settings: Settings,
+    advance: Callable[[], None],
+) -> float:
+    cases = [
+        _case(f"fixed:{round(cap * MIB)}", trace, network, cluster.spec.world_size, cap)
+        for cap in _swept_caps_mb(trace)
+    ]
+    sweep = msgspec.structs.replace(settings, repeats=SWEEP_REPEATS, iterations=SWEEP_ITERATIONS)
+    answers = _run(cluster, _question(trace, cases, sweep, timelines=False), advance)
+    fastest = min(cases, key=lambda case: _median_s(answers, case.runtime))
+    assert fastest.bucket_cap_mb is not None
+    return fastest.bucket_cap_mb
+
+
+def _swept_caps_mb(trace: Trace) -> list[float]:
+    """Up to the first that takes everything."""
+    total_mb = trace.nbytes.sum() / MIB
+    smaller = [cap for cap in SWEPT_MB if cap < total_mb]
+    return list(SWEPT_MB[: len(smaller) + 1])
+
+
+def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: float | None) -> Case:
+    is_swept = runtime == TUNED or parse_spec(runtime).name == "fixed"
+    planner = {TORCH: "ddp", TUNED: f"fixed:{round((cap_mb or 0) * MIB)}"}.get(runtime, runtime)
+    plan = make_plan(trace, network, workers=workers, planner=planner, collective="native")
+    return Case(runtime=runtime, plan=plan, bucket_cap_mb=cap_mb if is_swept else None)
+
+
+def _question(
+    trace: Trace, cases: Sequence[Case], settings: Settings, *, timelines: bool
+) -> TrainingQuestion:
+    return TrainingQuestion(
+        trace=trace,
+        mode=settings.mode,
+        cases=tuple(cases),
+        warmup=settings.warmup,
+        iterations=settings.iterations,
+        repeats=settings.repeats,
+        with_timelines=timelines,
+    )
+
+
+def _run(
+    cluster: Cluster, question: TrainingQuestion, advance: Callable[[], None]
+) -> list[TrainingAnswer]:
+    answers: list[TrainingAnswer] = []
+
+    def take(text: str) -> None:
+        answers.append(msgspec.json.decode(text, type=TrainingAnswer))
+        advance()
+
+    ask(cluster, JOB, question, on_answer=take)
+    return answers
+
+
+def _results(
+    cluster: Cluster,
+    trace: Trace,
+    cases: Sequence[Case],
+    predictions: Sequence[Prediction],
+    answers: Sequence[TrainingAnswer],
+) -> list[Result]:
+    compute_s = _median_s(answers, COMPUTE)
+    torch_s = _median_s(answers, TORCH) if any(c.runtime == TORCH for c in cases) else None
+    results = []
+    for case, prediction in zip(cases, predictions, strict=True):
+        iteration_s = _median_s(answers, case.runtime)
+        results.append(
+            Result(
+                trace=trace.name,
+                runtime=case.runtime,
+                nodes=cluster.spec.nodes,
+                ranks_per_node=cluster.spec.ranks_per_node,
+                rate=cluster.spec.rate,
+                iteration_s=iteration_s,
+                predicted_s=prediction.timeline.iteration_s,
+                prediction_error=prediction.timeline.iteration_s / iteration_s - 1,
+                compute_s=compute_s,
+                exposed_s=max(0.0, iteration_s - compute_s),
+                messages=len(prediction.plan.buckets),
+                speedup=None if torch_s is None else torch_s / iteration_s,
+                repeats_s=tuple(_times_s(answers, case.runtime)),
+                correct=all(a.correct for a in answers if _is_timing_of(a, case.runtime)),
+                bucket_cap_mb=case.bucket_cap_mb,
+            )
+        )
+    return results
+
+
+def _is_timing_of(answer: TrainingAnswer, runtime: str) -> bool:
+    return answer.runtime == runtime and answer.iteration_s is not None
+
+
+def _times_s(answers: Sequence[TrainingAnswer], runtime: str) -> list[float]:
+    return [a.iteration_s or 0.0 for a in answers if _is_timing_of(a, runtime)]
+
+
+def _median_s(answers: Sequence[TrainingAnswer], runtime: str) -> float:
+    return median(_times_s(answers, runtime))

@@ -1,0 +1,61 @@
+"""The options that say which cluster to measure on."""
+
+import argparse
+import os
+
+from gradweave.cli.arguments import names, whole_number
+from gradweave.errors import RequestError
+from gradweave.lab import ClusterSpec
+
+_count = whole_number(least=1)
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser, *, under_torchrun: bool) -> None:
+    where = parser.add_argument_group(
+        "where", "without --nodes: in the group torchrun started" if under_torchrun else None
+    )
+    where.add_argument(
+        "--nodes",
+        type=_counts,
+        required=not under_torchrun,
+        metavar="N",
+        help="nodes of an emulated cluster; several numbers are separated by commas",
+    )
+    where.add_argument("--ranks-per-node", type=_count, default=1, metavar="R", help="default: 1")
+    where.add_argument("--rate", metavar="X", help="of each node's link, such as 1gbit")
+    where.add_argument("--local-rate", metavar="X", help="of each rank's link inside its node")
+    where.add_argument("--racks", type=_count, default=1, metavar="K", help="default: 1")
+    where.add_argument("--uplink-rate", metavar="X", help="of each rack's link to the core")
+    where.add_argument("--delay", metavar="T", help="from node to node, one way, such as 0.2ms")
+    where.add_argument("--loopback", action="store_true", help="without namespaces, unshaped")
+
+
+def asked_cluster(options: argparse.Namespace, nodes: int) -> ClusterSpec:
+    return ClusterSpec(
+        nodes=nodes,
+        ranks_per_node=options.ranks_per_node,
+        rate=options.rate,
+        local_rate=options.local_rate,
+        racks=options.racks,
+        uplink_rate=options.uplink_rate,
+        delay=options.delay,
+    )
+
+
+def nodes_per_rack(options: argparse.Namespace, nodes: int) -> int | None:
+    return nodes // options.racks if options.racks > 1 else None
+
+
+def check_under_torchrun(options: argparse.Namespace) -> None:
+    """That there is a group to measure in, and no option that only an emulated cluster knows."""
+    if "RANK" not in os.environ:
+        raise RequestError("--nodes is missing; give it, or start this by torchrun -m gradweave")
+    for name in ("rate", "local_rate", "uplink_rate", "delay"):
+        if getattr(options, name) is not None:
+            raise RequestError(
+                f"--{name.replace('_', '-')} shapes an emulated cluster; give --nodes"
+            )
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in names(text)]

@@ -1,0 +1,312 @@
+"""Calibrating: what messages really cost on a group, idle and beside compute, as a Network.
+
+What each number means is in docs/measuring.md.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from math import prod, sqrt
+from statistics import median
+from typing import get_args
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gradweave import collectives
+from gradweave.comm import Communicator
+from gradweave.comm.agree import group_device, largest
+from gradweave.costs import Curve, Level, Link, Links
+from gradweave.errors import RequestError
+from gradweave.measure.load import Load, computing
+from gradweave.network import CollectiveCost, Network
+from gradweave.words import KIB, MIB, Beside, Operation, parse_spec
+
+SMALLEST_BYTES = KIB
+LARGEST_BYTES = 16 * MIB
+SIZE_FACTOR = 8
+# Between two sizes another one is measured. Where the straight line between its neighbours is wrong
+# by more than this and more than noise explains, it goes on halving, down to a factor of two.
+INTERPOLATION_ERROR = 0.10
+FINEST_FACTOR = 2.1
+
+# A stream of messages is timed as one, long enough for clocks not to matter.
+STREAM_S = 0.04
+MOST_MESSAGES = 16
+# What takes longer is repeated less often. Beside compute everything does where ranks share cores.
+LONG_S = 0.1
+LONG_REPEATS = 3
+# Not worth its time beyond this: a collective so much slower than the fastest at the size before.
+HOPELESS = 3.0
+
+# Between two ranks: the time of the first, and the slope between the last two, for switches and
+# shapers let a short burst pass at more than their rate.
+BETWEEN_TWO_BYTES = (KIB, 2 * MIB, 8 * MIB)
+BETWEEN_TWO_REPEATS = 7
+SUMMED_BYTES = 4 * MIB
+
+BESIDE: tuple[Beside, ...] = get_args(Beside)
+
+
+def calibrate(
+    group: dist.ProcessGroup,
+    *,
+    name: str,
+    algorithms: Sequence[str] = ("native",),
+    operations: Sequence[Operation] = ("all-reduce",),
+    largest_bytes: int = LARGEST_BYTES,
+    repeats: int = 7,
+    communicator: Communicator | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> Network:
+    """Time every operation by every algorithm, and transfers between two ranks.
+
+    Call it on every rank, with nothing else on the group; all return the same. ``advance`` is
+    called when a size is done.
+    """
+    if group.size() == 1:
+        raise RequestError("one worker sends no messages; calibrate a group of at least two")
+    if largest_bytes < SMALLEST_BYTES * SIZE_FACTOR:
+        raise RequestError(
+            f"calibrate up to at least {SMALLEST_BYTES * SIZE_FACTOR} bytes, got {largest_bytes}"
+        )
+    communicator = communicator or Communicator(group)
+    ways = [
+        Way(operation, algorithm)
+        for operation, algorithm in product(operations, algorithms)
+        if algorithm == "native" or parse_spec(algorithm).name in collectives.names(operation)
+    ]
+    with computing(group_device(group)) as load:
+        survey = _Survey(communicator, ways, load=load, repeats=repeats)
+        _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
+        links = _measure_links(communicator)
+    advance()
+    return Network(
+        name=name,
+        source=f"measured on {group.size()} ranks, {group.name()}, torch {torch.__version__}",
+        costs=tuple(survey.costs()),
+        links=links,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    operation: Operation
+    collective: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One message by itself, and its share of a stream of them."""
+
+    alone_s: float
+    gap_s: float
+    noise: float  # how far the middle half of the measured gaps reaches from the median, as a share
+
+
+@dataclass(slots=True)
+class _Survey:
+    """What has been measured so far; the same on every rank, so that all go on alike."""
+
+    communicator: Communicator
+    ways: list[Way]
+    load: Load
+    repeats: int
+    samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
+
+    def measure(self, nbytes: int, beside: Sequence[Beside]) -> None:
+        """All ways take turns, idle and beside compute."""
+        streams = {
+            way: _Stream(self.communicator, way, nbytes) for way in self.ways if self._pays(way)
+        }
+        kinds = list(product(streams, beside))
+        taken: dict[tuple[Way, Beside], list[list[float]]] = {kind: [] for kind in kinds}
+        for repeat in range(self.repeats):
+            for way, load in kinds:
+                is_loaded = load == "compute"
+                is_long = is_loaded or streams[way].is_long
+                if repeat < (min(LONG_REPEATS, self.repeats) if is_long else self.repeats):
+                    with self.load.running(is_loaded):
+                        taken[way, load].append([streams[way].once_s(), streams[way].all_s()])
+        for (way, load), times in taken.items():
+            sample = self._agreed(times, streams[way].messages)
+            self.samples.setdefault((way, load), {})[nbytes] = sample
+
+    def _agreed(self, times: list[list[float]], messages: int) -> Sample:
+        own = [seconds for pair in times for seconds in pair]
+        slowest = largest(
+            self.communicator.group, own, device=group_device(self.communicator.group)
+        )
+        alone_s = median(slowest[0::2])
+        gaps_s = [all_s / messages for all_s in slowest[1::2]]
+        low_s, gap_s, high_s = np.quantile(gaps_s, [0.25, 0.5, 0.75]).tolist()
+        return Sample(alone_s, min(alone_s, gap_s), noise=(high_s - low_s) / gap_s)
+
+    def _pays(self, way: Way) -> bool:
+        rivals = [other for other in self.ways if other.operation == way.operation]
+        last = {
+            other: next(reversed(self.samples[other, "nothing"].values())).gap_s
+            for other in rivals
+            if (other, "nothing") in self.samples
+        }
+        return not last or last.get(way, 0.0) <= HOPELESS * min(last.values())
+
+    def is_bent_at(self, nbytes: int) -> bool:
+        """Whether a straight line between the neighbours would have been wrong, idle."""
+        for way in self.ways:
+            by_size = self.samples[way, "nothing"]
+            known = sorted(by_size)
+            if nbytes not in known[1:-1]:
+                continue
+            place = known.index(nbytes)
+            ends = [known[place - 1], known[place + 1]]
+            guess_s = float(np.interp(nbytes, ends, [by_size[end].gap_s for end in ends]))
+            noise = max(by_size[size].noise for size in (nbytes, *ends))
+            if abs(guess_s / by_size[nbytes].gap_s - 1) > INTERPOLATION_ERROR + noise:
+                return True
+        return False
+
+    def costs(self) -> Iterator[CollectiveCost]:
+        for (way, beside), by_size in self.samples.items():
+            sizes = sorted(by_size)
+            gaps_s = _never_cheaper_at_the_end([by_size[size].gap_s for size in sizes])
+            apart_s = [by_size[size].alone_s - by_size[size].gap_s for size in sizes]
+            yield CollectiveCost(
+                operation=way.operation,
+                collective=way.collective,
+                workers=self.communicator.group.size(),
+                beside=beside,
+                cost=Curve(nbytes=tuple(sizes), measured_s=tuple(gaps_s)),
+                latency_s=median(apart_s),
+            )
+
+
+class _Stream:
+    """Messages of one size, sent one way: one, or several that follow each other."""
+
+    def __init__(self, communicator: Communicator, way: Way, nbytes: int) -> None:
+        self._communicator, self._way = communicator, way
+        device = group_device(communicator.group)
+        first = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
+        self._send([first])  # the first of its kind builds a program and compares notes
+        started_s = time.perf_counter()
+        self._send([first])
+        (once_s,) = largest(communicator.group, [time.perf_counter() - started_s], device=device)
+        self.messages = max(2, min(MOST_MESSAGES, round(STREAM_S / once_s)))
+        self.is_long = once_s > LONG_S
+        self._buffers = [first, *(torch.zeros_like(first) for _ in range(self.messages - 1))]
+
+    def once_s(self) -> float:
+        return self._timed(self._buffers[:1])
+
+    def all_s(self) -> float:
+        return self._timed(self._buffers)
+
+    def _timed(self, messages: list[torch.Tensor]) -> float:
+        self._communicator.group.barrier().wait()
+        started_s = time.perf_counter()
+        self._send(messages)
+        if messages[0].device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter() - started_s
+
+    def _send(self, messages: list[torch.Tensor]) -> None:
+        if self._way == Way("all-reduce", "native"):
+            # As DistributedDataParallel does: all are handed over before the first is done.
+            works = [self._communicator.group.allreduce([message]) for message in messages]
+            for work in works:
+                work.wait()
+            return
+        for message in messages:
+            self._communicator.run(self._way.operation, message, collective=self._way.collective)
+
+
+def _measure_sizes(survey: _Survey, sizes: Sequence[int], advance: Callable[[], None]) -> None:
+    for size in sizes:
+        survey.measure(size, BESIDE)
+        advance()
+    unsure = list(pairwise(sizes))
+    while unsure:
+        low, high = unsure.pop(0)
+        middle = round(sqrt(low * high)) // 4 * 4
+        survey.measure(middle, ("nothing",))
+        advance()
+        if high > low * FINEST_FACTOR**2 and survey.is_bent_at(middle):
+            unsure += [(low, middle), (middle, high)]
+
+
+def _coarse_sizes(largest_bytes: int) -> list[int]:
+    sizes = []
+    size = SMALLEST_BYTES
+    while size * sqrt(SIZE_FACTOR) < largest_bytes:
+        sizes.append(size)
+        size *= SIZE_FACTOR
+    return [*sizes, largest_bytes // 4 * 4]
+
+
+def _never_cheaper_at_the_end(seconds: list[float]) -> list[float]:
+    """Noise must not let a curve fall at its end, for it goes on with its last slope."""
+    return [*seconds[:-1], max(seconds)]
+
+
+def _measure_links(communicator: Communicator) -> Links:
+    """One link for each tier: between the first rank and the first beyond that tier's groups."""
+    order, factors = communicator.topology.order, communicator.topology.factors
+    sum_s_per_byte = _sum_s_per_byte(communicator.group)
+    levels = []
+    for tier, members in enumerate(factors):
+        tiny_s, large_s, larger_s = _one_way_s(
+            communicator.group, order[0], order[prod(factors[:tier])]
+        )
+        _, large, larger = BETWEEN_TWO_BYTES
+        link = Link(
+            latency_s=tiny_s,
+            s_per_byte=max(0.0, (larger_s - large_s) / (larger - large)),
+            sum_s_per_byte=sum_s_per_byte,
+        )
+        is_outermost = tier == len(factors) - 1
+        levels.append(Level(members=None if is_outermost else members, link=link))
+    return Links(levels=tuple(levels))
+
+
+def _one_way_s(group: dist.ProcessGroup, one: int, other: int) -> list[float]:
+    """Half of there and back, for each size: the lower quartile, for nothing makes it faster."""
+    taken_s = [
+        [_half_round_trip_s(group, one, other, nbytes) for _ in range(BETWEEN_TWO_REPEATS)]
+        for nbytes in BETWEEN_TWO_BYTES
+    ]
+    group.barrier().wait()
+    quartiles_s = [float(np.quantile(times, 0.25)) for times in taken_s]
+    return largest(group, quartiles_s, device=group_device(group))
+
+
+def _half_round_trip_s(group: dist.ProcessGroup, one: int, other: int, nbytes: int) -> float:
+    if group.rank() not in {one, other}:
+        return 0.0
+    message = torch.zeros(nbytes // 4, dtype=torch.float32, device=group_device(group))
+    started_s = time.perf_counter()
+    if group.rank() == one:
+        group.send([message], other, 0).wait()
+        group.recv([message], other, 0).wait()
+    else:
+        group.recv([message], one, 0).wait()
+        group.send([message], one, 0).wait()
+    if message.device.type != "cpu":
+        torch.accelerator.synchronize()
+    return (time.perf_counter() - started_s) / 2
+
+
+def _sum_s_per_byte(group: dist.ProcessGroup) -> float:
+    device = group_device(group)
+    total, received = torch.zeros(2, SUMMED_BYTES // 4, dtype=torch.float32, device=device)
+    taken_s = []
+    for _ in range(BETWEEN_TWO_REPEATS):
+        started_s = time.perf_counter()
+        total.add_(received)
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        taken_s.append(time.perf_counter() - started_s)
+    (slowest_s,) = largest(group, [float(np.quantile(taken_s, 0.25))], device=device)
+    return slowest_s / SUMMED_BYTES

@@ -1,0 +1,100 @@
+"""A measured Timeline: when each bucket of torch's wrapper was ready, and when it was back.
+
+No ``from __future__ import annotations`` here: torch looks at a hook's annotations.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradweave.timeline import Span, Timeline
+
+
+class SpanRecorder:
+    """What happened in an iteration, as this rank saw it.
+
+    Call ``begin`` before forward and ``backward`` before backward; ``timeline`` afterwards.
+    """
+
+    def __init__(
+        self, names: Mapping[nn.Parameter, str], *, now_s: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._names, self._now_s = names, now_s
+        self.begin()
+
+    def begin(self) -> None:
+        self._begin_s = self._backward_s = self._ready_s = self._now_s()
+        self._messages: list[tuple[float, float, tuple[str, ...], int]] = []
+
+    def backward(self) -> None:
+        self._backward_s = self._ready_s = self._now_s()
+
+    def ready(self) -> float:
+        """A message is complete; backward is under way at least until now."""
+        self._ready_s = self._now_s()
+        return self._ready_s
+
+    def done(self, ready_s: float, parameters: list[nn.Parameter], nbytes: int) -> None:
+        tensors = tuple(self._names[parameter] for parameter in parameters)
+        self._messages.append((ready_s, self._now_s(), tensors, nbytes))
+
+    def timeline(self) -> Timeline:
+        def since_begin(moment_s: float) -> float:
+            return moment_s - self._begin_s
+
+        forward = Span(
+            lane="forward",
+            label="forward",
+            start_s=0.0,
+            end_s=since_begin(self._backward_s),
+            tensors=(),
+        )
+        backward = Span(
+            lane="backward",
+            label="backward",
+            start_s=forward.end_s,
+            end_s=since_begin(self._ready_s),
+            tensors=(),
+        )
+        messages = (
+            Span(
+                lane="communication",
+                label=f"all-reduce {number}",
+                start_s=since_begin(ready_s),
+                end_s=since_begin(done_s),
+                tensors=tensors,
+                nbytes=nbytes,
+            )
+            for number, (ready_s, done_s, tensors, nbytes) in enumerate(sorted(self._messages), 1)
+        )
+        return Timeline(spans=(forward, backward, *messages))
+
+
+class _HookState:
+    def __init__(self, recorder: SpanRecorder, group: dist.ProcessGroup) -> None:
+        self.recorder, self.group = recorder, group
+
+
+def watch(ddp: DistributedDataParallel, recorder: SpanRecorder) -> None:
+    """Have the recorder see every bucket. Before the first backward, and instead of other hooks."""
+    ddp.register_comm_hook(_HookState(recorder, ddp.process_group), _average_and_note)
+
+
+def _average_and_note(
+    state: _HookState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """What torch does without a hook, with the time noted before and after."""
+    ready_s = state.recorder.ready()
+    gradient = bucket.buffer().div_(state.group.size())
+    parameters = bucket.parameters()
+
+    def note(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        state.recorder.done(ready_s, parameters, gradient.nbytes)
+        return future.value()[0]
+
+    return state.group.allreduce([gradient]).get_future().then(note)

@@ -1,0 +1,1 @@
+"""Plans carried out by torch's own DistributedDataParallel."""

@@ -1,0 +1,49 @@
+"""A plan in the words of torch's DistributedDataParallel: a cap for each bucket.
+
+torch closes a bucket as soon as it holds at least its cap, so caps that are the exact sizes of the
+planned buckets give the planned buckets, from the second iteration on: the first one uses the order
+of declaration.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from torch.nn.parallel import DistributedDataParallel
+
+from gradweave.errors import PlanMismatch
+from gradweave.plan import Plan
+from gradweave.words import MIB
+
+
+def bucket_bytes(plan: Plan, bytes_of: Mapping[str, int]) -> list[int]:
+    return [sum(bytes_of[name] for name in bucket.tensors) for bucket in plan.buckets]
+
+
+def bucket_caps_mb(plan: Plan, bytes_of: Mapping[str, int]) -> list[float]:
+    """For ``bucket_cap_mb_list``. Dividing by a power of two loses nothing."""
+    return [nbytes / MIB for nbytes in bucket_bytes(plan, bytes_of)]
+
+
+def torch_bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
+    """The buckets torch has built from the order in which gradients came; empty before that."""
+    logging_data = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # noqa: SLF001
+    logged = str(logging_data.get("rebuilt_bucket_sizes", ""))
+    return [int(size) for size in logged.split(",") if size.strip()]
+
+
+def check_buckets(ddp: DistributedDataParallel, planned: Sequence[int]) -> None:
+    """Raise PlanMismatch unless torch's buckets have the planned sizes."""
+    found = torch_bucket_bytes(ddp)
+    if found == list(planned):
+        return
+    place = next(
+        (i for i, (a, b) in enumerate(zip(found, planned, strict=False)) if a != b),
+        min(len(found), len(planned)),
+    )
+    sizes = [
+        f"{sizes[place]} bytes" if place < len(sizes) else "none" for sizes in (planned, found)
+    ]
+    raise PlanMismatch(
+        f"torch made {len(found)} buckets where {len(planned)} are planned; the first that differs "
+        f"is bucket {place + 1}: planned {sizes[0]}, found {sizes[1]}; gradients came in another "
+        "order than recorded: record a new trace"
+    )

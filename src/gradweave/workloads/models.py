@@ -1,0 +1,151 @@
+"""Small models for real training. Each takes a batch and returns what ``cross_entropy`` takes."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+from torch.nn.functional import pad, relu
+
+
+class SmallCNN(nn.Sequential):
+    """Two convolutions and two linear layers, for images of 28 x 28."""
+
+    def __init__(self, channels: int = 1, classes: int = 10, *, width: int = 16) -> None:
+        super().__init__(
+            OrderedDict(
+                conv1=nn.Conv2d(channels, width, 3, padding=1),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(width, 2 * width, 3, padding=1),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                hidden=nn.Linear(2 * width * 7 * 7, 128),
+                relu3=nn.ReLU(),
+                head=nn.Linear(128, classes),
+            )
+        )
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions beside a shortcut without parameters, as He et al. have it for CIFAR-10."""
+
+    def __init__(self, before: int, width: int, *, stride: int, normalization: bool) -> None:
+        super().__init__()
+        self.conv1 = _convolution(before, width, stride=stride, normalization=normalization)
+        self.conv2 = _convolution(width, width, stride=1, normalization=normalization)
+        self.stride = stride
+        self.new_channels = width - before
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        shortcut = features[:, :, :: self.stride, :: self.stride]
+        shortcut = pad(shortcut, [0, 0, 0, 0, 0, self.new_channels])
+        return relu(self.conv2(relu(self.conv1(features))) + shortcut)
+
+
+def resnet20(
+    channels: int = 3, classes: int = 10, *, width: int = 16, normalization: bool = True
+) -> nn.Sequential:
+    """He et al., 2015, section 4.2: three stages of three blocks, for images of about 32 x 32.
+
+    Batch normalisation sees one worker's images, so with it training on several workers is not
+    the training on one that has all of their images; without it, it is.
+    """
+    model = nn.Sequential(
+        OrderedDict(
+            stem=_convolution(channels, width, stride=1, normalization=normalization),
+            relu=nn.ReLU(),
+            stage1=_stage(width, width, stride=1, normalization=normalization),
+            stage2=_stage(width, 2 * width, stride=2, normalization=normalization),
+            stage3=_stage(2 * width, 4 * width, stride=2, normalization=normalization),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            head=nn.Linear(4 * width, classes),
+        )
+    )
+    _initialize(model)
+    if not normalization:
+        _calm_blocks(model)
+    return model
+
+
+def _stage(before: int, width: int, *, stride: int, normalization: bool) -> nn.Sequential:
+    return nn.Sequential(
+        BasicBlock(before, width, stride=stride, normalization=normalization),
+        BasicBlock(width, width, stride=1, normalization=normalization),
+        BasicBlock(width, width, stride=1, normalization=normalization),
+    )
+
+
+def _convolution(before: int, width: int, *, stride: int, normalization: bool) -> nn.Sequential:
+    conv = nn.Conv2d(before, width, 3, stride=stride, padding=1, bias=not normalization)
+    return nn.Sequential(conv, nn.BatchNorm2d(width)) if normalization else nn.Sequential(conv)
+
+
+def _initialize(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def _calm_blocks(model: nn.Module) -> None:
+    """Nine blocks double the variance nine times; smaller branches keep it near the input's.
+
+    Fixup initialisation (Zhang et al., 2019) divides by the square root of the number of blocks.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, BasicBlock)]
+    with torch.no_grad():
+        for block in blocks:
+            for parameter in block.conv2.parameters():
+                parameter.div_(len(blocks) ** 0.5)
+
+
+def vgg16(channels: int = 3, classes: int = 10, *, width: int = 64) -> nn.Sequential:
+    """VGG-16 as it is used for 32 x 32: thirteen normalised convolutions, one linear layer.
+
+    The convolutions have ``width`` channels at first and eight times as many at the end.
+    """
+    layers: list[nn.Module] = []
+    before = channels
+    for factor, convolutions in ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3)):
+        for _ in range(convolutions):
+            after = factor * width
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+            before = after
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(
+        OrderedDict(
+            features=nn.Sequential(*layers),
+            flatten=nn.Flatten(),
+            head=nn.Linear(before, classes),
+        )
+    )
+
+
+class CharLSTM(nn.Module):
+    """The next character from those before it in its window, by two layers of LSTM.
+
+    Takes codes as (window, place) and returns scores as (window, character, place).
+    """
+
+    def __init__(self, vocabulary: int = 65, *, width: int = 128) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.lstm(self.embedding(codes))
+        scores: torch.Tensor = self.head(hidden)
+        return scores.transpose(1, 2)
+
+
+MODELS: Mapping[str, Callable[..., nn.Module]] = {
+    "small-cnn": SmallCNN,
+    "resnet20": resnet20,
+    "vgg16": vgg16,
+    "char-lstm": CharLSTM,
+}

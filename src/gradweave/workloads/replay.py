@@ -1,0 +1,188 @@
+"""The emulated accelerator: a module that takes the time a Trace says, and nothing else.
+
+Its parameters, its autograd graph and its gradients are real, so everything around it, such as
+DistributedDataParallel, works as it does around a real model. Only the kernels are replaced, by
+waiting until the moment at which they would have been done. Moments are counted from the beginning
+of a pass, as on an accelerator whose queue is never empty: a host that is late catches up.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from gradweave.errors import RequestError
+from gradweave.trace import Trace
+from gradweave.words import ReplayMode
+
+DTYPES = {2: torch.float16, 4: torch.float32, 8: torch.float64}
+
+# What a script does between two kernels, more or less: one small operation after the other.
+DISPATCHED_ELEMENTS = 64
+
+
+class Timer(Protocol):
+    """Reads the clock and lets time pass; tests bring their own."""
+
+    def now_s(self) -> float: ...
+
+    def wait_until(self, moment_s: float) -> None: ...
+
+
+class Waiting:
+    """As if the host had nothing to do: the processor and Python's lock are free meanwhile."""
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def wait_until(self, moment_s: float) -> None:
+        remaining_s = moment_s - time.perf_counter()
+        if remaining_s > 0:
+            time.sleep(remaining_s)
+
+
+class Dispatching:
+    """As a training script does: the main thread keeps issuing small operations."""
+
+    def __init__(self) -> None:
+        self._operand = torch.zeros(DISPATCHED_ELEMENTS)
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def wait_until(self, moment_s: float) -> None:
+        while time.perf_counter() < moment_s:
+            self._operand.add_(1.0)
+
+
+TIMERS: dict[ReplayMode, Callable[[], Timer]] = {"waiting": Waiting, "dispatching": Dispatching}
+
+
+class Replay(nn.Module):
+    """Call it with any tensor, and backward through the single number it returns.
+
+    Each parameter has the name, size and width of its tensor in the trace, and every element of
+    each gradient is ``gradient``.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        mode: ReplayMode = "waiting",
+        gradient: float = 1.0,
+        timer: Timer | None = None,
+    ) -> None:
+        super().__init__()
+        self._passes = _Passes(timer or TIMERS[mode](), gradient)
+        in_forward_order = list(reversed(trace.tensors))
+        ends_s = accumulate(tensor.forward_s for tensor in in_forward_order)
+        self._layers: list[tuple[nn.Module, str, _Moments]] = []
+        for tensor, forward_end_s in zip(in_forward_order, ends_s, strict=True):
+            if tensor.bytes_per_element not in DTYPES:
+                raise RequestError(
+                    f"{tensor.name!r} has {tensor.bytes_per_element} bytes per element; "
+                    f"a replay knows {', '.join(map(str, DTYPES))}"
+                )
+            path, _, leaf = tensor.name.rpartition(".")
+            owner = self._owner(path)
+            parameter = nn.Parameter(
+                torch.zeros(tensor.elements, dtype=DTYPES[tensor.bytes_per_element])
+            )
+            try:
+                owner.register_parameter(leaf, parameter)
+            except KeyError as error:
+                raise RequestError(
+                    f"{tensor.name!r} cannot be the name of a parameter: {error}"
+                ) from None
+            self._layers.append((owner, leaf, _Moments(forward_end_s, tensor.ready_s)))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        del batch
+        self._passes.begin_forward()
+        activation = torch.zeros(1, requires_grad=torch.is_grad_enabled())
+        for owner, leaf, moments in self._layers:
+            if owner is self:
+                activation = _apply(activation, getattr(self, leaf), moments, self._passes)
+            else:
+                activation = owner(activation, leaf, moments, self._passes)
+        return activation.sum()
+
+    def _owner(self, path: str) -> nn.Module:
+        owner: nn.Module = self
+        for name in filter(None, path.split(".")):
+            if name not in owner._modules:  # noqa: SLF001 an attribute of that name is no module
+                owner.add_module(name, _Layer())
+            owner = owner.get_submodule(name)
+        return owner
+
+
+class _Layer(nn.Module):
+    """Owns parameters; called once for each of them."""
+
+    def forward(
+        self, activation: torch.Tensor, leaf: str, moments: "_Moments", passes: "_Passes"
+    ) -> torch.Tensor:
+        return _apply(activation, getattr(self, leaf), moments, passes)
+
+
+class _Moments:
+    """When a layer is done, in seconds since its pass began."""
+
+    def __init__(self, forward_end_s: float, ready_s: float) -> None:
+        self.forward_end_s, self.ready_s = forward_end_s, ready_s
+
+
+class _Passes:
+    """The passes that are under way: when they began."""
+
+    def __init__(self, timer: Timer, gradient: float) -> None:
+        self._timer, self._gradient = timer, gradient
+        self._forward_s = 0.0
+        self._backward_s: float | None = None
+
+    def begin_forward(self) -> None:
+        self._forward_s = self._timer.now_s()
+        self._backward_s = None
+
+    def finish_forward_of(self, moments: _Moments) -> None:
+        self._timer.wait_until(self._forward_s + moments.forward_end_s)
+
+    def finish_backward_of(self, moments: _Moments) -> None:
+        if self._backward_s is None:
+            self._backward_s = self._timer.now_s()
+        self._timer.wait_until(self._backward_s + moments.ready_s)
+
+    def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Takes no memory by itself; autograd writes it out once, as a kernel would."""
+        return torch.full((1,), self._gradient, dtype=parameter.dtype).expand_as(parameter)
+
+
+def _apply(
+    activation: torch.Tensor, parameter: torch.Tensor, moments: _Moments, passes: _Passes
+) -> torch.Tensor:
+    result = _Kernel.apply(activation, parameter, moments, passes)  # type: ignore[no-untyped-call]
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+class _Kernel(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        activation: torch.Tensor,
+        parameter: torch.Tensor,
+        moments: _Moments,
+        passes: _Passes,
+    ) -> torch.Tensor:
+        ctx.parameter, ctx.moments, ctx.passes = parameter, moments, passes
+        passes.finish_forward_of(moments)
+        return activation.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        ctx.passes.finish_backward_of(ctx.moments)
+        return gradient, ctx.passes.gradient_of(ctx.parameter), None, None
