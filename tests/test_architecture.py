@@ -14,6 +14,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"bench"},
+    {"report"},
     {"runtime"},
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},

@@ -10,6 +10,7 @@ import pytest
 
 from gradweave.cli import main
 from gradweave.measure.collectives import bus_factor
+from gradweave.runs import RunFolder
 from gradweave.words import Operation
 
 
@@ -93,3 +94,62 @@ def test_a_mistake_is_one_line(capsys, monkeypatch, argv, complaint):
     assert code == 2
     assert complaint in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_calibrating_and_training_on_an_emulated_cluster(capsys, where, tmp_path):
+    """Several seconds: every rank imports torch, three times."""
+    network = str(tmp_path / "network.json")
+    argv = ["calibrate", "--nodes", "2", "--rate", "1gbit", "--largest", "64KiB", "--repeats", "2"]
+    assert main([*argv, "--output", network, "--json", *where]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["collective"], row["beside"]) for row in rows] == [
+        ("native", "nothing"),
+        ("native", "compute"),
+    ]
+    assert {"startup_s", "s_per_byte", "r_squared", "worst_residual", "latency_s"} <= set(rows[0])
+
+    argv = ["bench", "training", "--nodes", "2", "--rate", "1gbit", "--trace", "resnet20"]
+    argv += ["--forward", "0.02", "--backward", "0.04", "--network", network, "--json"]
+    argv += ["--runtime", "torch-ddp,torch-ddp-tuned,naive,wfbp,optimal", *where]
+    argv += ["--repeats", "2", "--iterations", "1", "--warmup", "2", "--output", str(tmp_path)]
+    assert main(argv) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["runtime"] for row in rows] == argv[argv.index("--runtime") + 1].split(",")
+    for row in rows:
+        assert row["correct"]
+        assert (row["trace"], row["nodes"], row["rate"]) == ("resnet20", 2, "1gbit")
+        assert row["iteration_s"] >= 0.06
+        assert row["predicted_s"] >= 0.06
+        assert len(row["repeats_s"]) == 2
+    assert rows[0]["speedup"] == 1.0
+    assert rows[1]["bucket_cap_mb"] is not None
+    run = RunFolder(tmp_path / "resnet20-2-nodes").read()
+    assert [row.runtime for row in run.results.rows] == [row["runtime"] for row in rows]
+    assert run.plans["wfbp"].lengths == (1,) * 65
+    messages = [s for s in run.measured["naive"].spans if s.lane == "communication"]
+    assert len(messages) == 65
+    assert min(s.start_s for s in messages) >= 0.06
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["calibrate"], "--nodes is missing"),
+        (["calibrate", "--nodes", "2,4"], "a calibration is of one cluster"),
+        (["calibrate", "--nodes", "2", "--algorithm", "rign"], "no algorithm 'rign'"),
+        (["bench", "training", "--trace", "resnet20", "--nodes", "1"], "one rank sends no messag"),
+        (
+            ["bench", "training", "--trace", "resnet20", "--nodes", "2", "--runtime", "fast"],
+            "no planner 'fast'",
+        ),
+        (
+            ["bench", "training", "--trace", "resnet20", "--nodes", "2", "--runtime", "wfbp,wfbp"],
+            "a runtime stands twice",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(capsys, argv, complaint):
+    assert main(argv) == 2
+    stderr = capsys.readouterr().err
+    assert complaint in stderr
+    assert stderr.count("\n") == 1

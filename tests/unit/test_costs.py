@@ -17,6 +17,7 @@ from gradweave.costs import (
     Link,
     Links,
     closed_form,
+    fit,
     fit_line,
     flat,
     sparse_closed_form,
@@ -269,7 +270,7 @@ def test_a_curve_passes_through_its_points(curve):
     assert curve.seconds(asked).tolist() == pytest.approx(list(curve.measured_s))
 
 
-@given(startup_s=st.floats(0, 10), s_per_byte=st.floats(0, 1))
+@given(startup_s=st.floats(1e-6, 10), s_per_byte=st.floats(0, 1))
 def test_fitting_a_line_finds_it_again(startup_s, s_per_byte):
     sizes = np.array([1.0, 10.0, 500.0, 1000.0])
     fitted = fit_line(sizes, startup_s + s_per_byte * sizes)
@@ -279,8 +280,26 @@ def test_fitting_a_line_finds_it_again(startup_s, s_per_byte):
 
 def test_a_fitted_line_is_never_negative():
     sizes = np.array([1.0, 2.0, 3.0])
-    assert fit_line(sizes, np.array([0.0, 1.0, 3.0])).startup_s == 0
-    assert fit_line(sizes, np.array([3.0, 2.0, 1.0])) == Line(startup_s=2.0, s_per_byte=0.0)
+    assert fit_line(sizes, np.array([0.1, 1.0, 3.0])).startup_s == 0
+    falling = fit_line(sizes, np.array([3.0, 2.0, 1.0]))
+    assert falling.s_per_byte == 0
+    # The constant whose relative errors are least: sum(1/y) / sum(1/y^2).
+    assert falling.startup_s == pytest.approx((1 / 3 + 1 / 2 + 1) / (1 / 9 + 1 / 4 + 1))
+
+
+def test_how_well_a_line_describes_points():
+    straight = fit(Curve(nbytes=(1, 11, 101), measured_s=(2.0, 3.0, 12.0)))
+    assert straight.worst_residual == pytest.approx(0, abs=1e-9)
+    assert straight.r_squared == pytest.approx(1)
+    knee = fit(Curve(nbytes=(1, 100, 200, 1000), measured_s=(1.0, 1.0, 4.0, 20.0)))
+    assert knee.worst_residual > 0.25
+    assert 0.5 < knee.r_squared < 1
+
+
+def test_small_messages_count_in_a_fit_like_large_ones():
+    """An error of a tenth at the largest must not swallow the start-up of the smallest."""
+    curve = Curve(nbytes=(1, 10, 10**6), measured_s=(0.01, 0.01, 1.1))
+    assert fit(curve).line.startup_s == pytest.approx(0.01, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from gradweave import (
     CollectiveCost,
     Compression,
     FormatError,
+    Line,
     Network,
     Plan,
     RequestError,
@@ -23,6 +24,7 @@ from gradweave import (
     presets,
     simulate,
 )
+from gradweave.results import Results
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -53,11 +55,20 @@ def test_compression_and_links_come_back_too(small_trace):
     assert there_and_back(plan) == plan
 
 
-@pytest.mark.parametrize("kind", [Trace, Network, Plan, Timeline])
-def test_files_of_version_1_stay_readable(kind):
+CURRENT = {Trace: 1, Network: 2, Plan: 1, Timeline: 1, Results: 1}
+
+
+@pytest.mark.parametrize("kind", CURRENT)
+def test_written_files_stay_readable(kind):
     """These were written once and are never rewritten: users keep such files."""
-    path = GOLDEN / f"{kind.__name__.lower()}-1.json"
+    path = GOLDEN / f"{kind.__name__.lower()}-{CURRENT[kind]}.json"
     assert files.dumps(files.read(path, kind)) == path.read_text()
+
+
+def test_networks_of_version_1_have_no_latency():
+    network = files.read(GOLDEN / "network-1.json", Network)
+    assert [(entry.beside, entry.latency_s) for entry in network.costs] == [("nothing", 0.0)] * 2
+    assert network.costs[0].cost == Line(startup_s=0.0005, s_per_byte=2.5e-09)
 
 
 @pytest.mark.parametrize("name", presets.trace_names())

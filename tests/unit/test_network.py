@@ -56,7 +56,7 @@ def test_what_was_measured_comes_before_the_formula():
     )
     assert both.seconds("all-reduce", "ring", nbytes=1, workers=4) == 9.0
     assert both.seconds("all-reduce", "ring", nbytes=1, workers=3) == 4.0
-    assert both.known_workers is None
+    assert both.known_workers == (4,)
 
 
 @pytest.mark.parametrize("collective", ["ring", "parameter-server", "parameter-server:3"])
@@ -136,6 +136,7 @@ def test_a_wrong_name_is_found_also_where_its_price_is_not_needed(
         ({"workers": -3}, "workers must be at least 2, got -3"),
         ({"workers": 1}, "workers must be at least 2, got 1"),
         ({"collective": ""}, "collective must not be empty"),
+        ({"latency_s": -1.0}, "latency_s must be a number >= 0, got -1"),
     ],
 )
 def test_entries_that_cannot_be(fields, complaint):
@@ -164,5 +165,40 @@ def test_a_network_knows_something():
 
 
 def test_a_cost_stands_once():
-    with pytest.raises(ValueError, match="all-reduce by 'native' for 2 workers stands twice"):
+    with pytest.raises(
+        ValueError, match="all-reduce by 'native' for 2 workers beside nothing stands twice"
+    ):
         Network(name="twice", source="made up", costs=(FITTED.costs[0], FITTED.costs[0]))
+
+
+def entry(beside, startup_s, latency_s):
+    return CollectiveCost(
+        operation="all-reduce",
+        collective="native",
+        workers=4,
+        beside=beside,
+        cost=Line(startup_s=startup_s, s_per_byte=0.0),
+        latency_s=latency_s,
+    )
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_beside_compute_is_the_price_where_it_is_known(order):
+    entries = (entry("nothing", 1.0, 0.5), entry("compute", 3.0, 0.7))[::order]
+    network = Network(name="calibrated", source="made up", costs=entries)
+    assert network.seconds("all-reduce", "native", nbytes=1, workers=4) == 3.0
+    assert network.latency_s("native", workers=4) == 0.7
+    idle = network.beside_nothing()
+    assert idle.seconds("all-reduce", "native", nbytes=1, workers=4) == 1.0
+    assert idle.latency_s("native", workers=4) == 0.5
+
+
+def test_idle_prices_must_have_been_measured():
+    network = Network(name="busy", source="made up", costs=(entry("compute", 3.0, 0.7),))
+    with pytest.raises(UnknownCost, match="'busy' was measured beside compute only"):
+        network.beside_nothing()
+
+
+def test_formulas_know_no_latency(linked_network):
+    assert linked_network.latency_s("ring", workers=4) == 0.0
+    assert linked_network.beside_nothing() == linked_network

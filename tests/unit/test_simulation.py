@@ -14,13 +14,31 @@ from gradweave.simulation.jitter import slowest
 NAMES = ["fixed:100B" if name == "fixed" else name for name in PLANNERS]
 
 
-def network_of(cost, workers=2):
-    entry = CollectiveCost(operation="all-reduce", collective="native", workers=workers, cost=cost)
+def network_of(cost, workers=2, latency_s=0.0):
+    entry = CollectiveCost(
+        operation="all-reduce",
+        collective="native",
+        workers=workers,
+        cost=cost,
+        latency_s=latency_s,
+    )
     return Network(name="drawn", source="drawn", costs=(entry,))
 
 
 def spans_of(timeline, lane):
     return [(s.label, s.start_s, s.end_s) for s in timeline.spans if s.lane == lane]
+
+
+@given(trace=traces(), line=lines, latency_s=st.floats(0, 5), planner=st.sampled_from(NAMES))
+def test_latency_delays_arrivals_and_nothing_else(trace, line, latency_s, planner):
+    plan = make_plan(trace, network_of(line), workers=2, planner=planner)
+    without = simulate(trace, plan, network_of(line), workers=2)
+    late = simulate(trace, plan, network_of(line, latency_s=latency_s), workers=2)
+    for (_, start, end), (_, late_start, late_end) in zip(
+        spans_of(without, "communication"), spans_of(late, "communication"), strict=True
+    ):
+        assert late_start == start
+        assert late_end == pytest.approx(end + latency_s)
 
 
 def test_an_iteration_by_hand(small_trace, linked_network):

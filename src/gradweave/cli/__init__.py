@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gradweave.cli import bench, calibrate, demo, lab, plan, record, simulate
+from gradweave.cli import bench, calibrate, demo, lab, plan, record, report, simulate
 from gradweave.errors import GradweaveError
 
 VERBS = {
@@ -16,6 +16,7 @@ VERBS = {
     "lab": lab,
     "plan": plan,
     "record": record,
+    "report": report,
     "simulate": simulate,
 }
 

@@ -11,9 +11,13 @@ Examples:
 
 import argparse
 
-from gradweave.cli import bench_collectives, bench_training
+from gradweave.cli import bench_collectives, bench_select, bench_training
 
-BENCHES = {"collectives": bench_collectives, "training": bench_training}
+BENCHES = {
+    "collectives": bench_collectives,
+    "select": bench_select,
+    "training": bench_training,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

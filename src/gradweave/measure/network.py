@@ -5,6 +5,7 @@ What each number means is in docs/measuring.md.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from math import prod, sqrt
@@ -20,7 +21,7 @@ from gradweave.comm import Communicator
 from gradweave.comm.agree import group_device, largest
 from gradweave.costs import Curve, Level, Link, Links
 from gradweave.errors import RequestError
-from gradweave.measure.load import Load, computing
+from gradweave.measure.load import computing
 from gradweave.network import CollectiveCost, Network
 from gradweave.words import KIB, MIB, Beside, Operation, parse_spec
 
@@ -33,7 +34,7 @@ INTERPOLATION_ERROR = 0.10
 FINEST_FACTOR = 2.1
 
 # A stream of messages is timed as one, long enough for clocks not to matter.
-STREAM_S = 0.04
+STREAM_S = 0.1
 MOST_MESSAGES = 16
 # What takes longer is repeated less often. Beside compute everything does where ranks share cores.
 LONG_S = 0.1
@@ -78,10 +79,9 @@ def calibrate(
         for operation, algorithm in product(operations, algorithms)
         if algorithm == "native" or parse_spec(algorithm).name in collectives.names(operation)
     ]
-    with computing(group_device(group)) as load:
-        survey = _Survey(communicator, ways, load=load, repeats=repeats)
-        _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
-        links = _measure_links(communicator)
+    survey = _Survey(communicator, ways, repeats=repeats)
+    _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
+    links = _measure_links(communicator)
     advance()
     return Network(
         name=name,
@@ -112,7 +112,6 @@ class _Survey:
 
     communicator: Communicator
     ways: list[Way]
-    load: Load
     repeats: int
     samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
 
@@ -121,6 +120,7 @@ class _Survey:
         streams = {
             way: _Stream(self.communicator, way, nbytes) for way in self.ways if self._pays(way)
         }
+        device = group_device(self.communicator.group)
         kinds = list(product(streams, beside))
         taken: dict[tuple[Way, Beside], list[list[float]]] = {kind: [] for kind in kinds}
         for repeat in range(self.repeats):
@@ -128,7 +128,7 @@ class _Survey:
                 is_loaded = load == "compute"
                 is_long = is_loaded or streams[way].is_long
                 if repeat < (min(LONG_REPEATS, self.repeats) if is_long else self.repeats):
-                    with self.load.running(is_loaded):
+                    with computing(device) if is_loaded else nullcontext():
                         taken[way, load].append([streams[way].once_s(), streams[way].all_s()])
         for (way, load), times in taken.items():
             sample = self._agreed(times, streams[way].messages)

@@ -1,0 +1,80 @@
+"""Calibrating real groups of threads: what comes out is whole, alike on all ranks, and usable."""
+
+import pytest
+import torch
+from ranks import on_threads
+
+from gradweave import CollectiveCost, Curve, RequestError, files, make_plan
+from gradweave.costs import Links
+from gradweave.measure.load import computing
+from gradweave.measure.network import calibrate
+from gradweave.network import Network
+
+
+def calibrated(group, options):
+    advanced = []
+    network = calibrate(group, name="here", advance=lambda: advanced.append(1), **options)
+    return files.dumps(network), len(advanced)
+
+
+def on_ranks(world, **options):
+    options = {"repeats": 2, "largest_bytes": 16 * 1024, **options}
+    dumped = on_threads(world, calibrated, options)
+    assert len(set(dumped)) == 1, "ranks differ"
+    text, advanced = dumped[0]
+    assert advanced >= 3
+    return files.loads(text, Network, origin="rank 0")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_measure_the_same(world, small_trace):
+    network = on_ranks(world, algorithms=("native", "ring"))
+    assert [(c.collective, c.beside, c.workers) for c in network.costs] == [
+        (collective, beside, world)
+        for collective in ("native", "ring")
+        for beside in ("nothing", "compute")
+    ]
+    for entry in network.costs:
+        assert isinstance(entry, CollectiveCost)
+        assert isinstance(entry.cost, Curve)
+        assert entry.cost.nbytes[0] == 1024
+        assert entry.cost.nbytes[-1] == 16 * 1024
+        assert entry.latency_s >= 0
+    # Idle, sizes between the coarse ones are measured too.
+    idle, loaded = network.costs[:2]
+    assert set(loaded.cost.nbytes) < set(idle.cost.nbytes)
+    assert isinstance(network.links, Links)
+    (level,) = network.links.levels
+    assert level.members is None
+    assert level.link.latency_s > 0
+    assert make_plan(small_trace, network, workers=world).buckets[0].collective == "native"
+
+
+def test_other_operations_and_what_only_some_of_them_have():
+    network = on_ranks(2, operations=("all-reduce", "broadcast"), algorithms=("ring", "mst"))
+    assert {(c.operation, c.collective) for c in network.costs} == {
+        ("all-reduce", "ring"),
+        ("all-reduce", "mst"),
+        ("broadcast", "mst"),
+    }
+
+
+def refused(group, options):
+    with pytest.raises(RequestError) as caught:
+        calibrate(group, name="here", **options)
+    return str(caught.value)
+
+
+def test_what_cannot_be_calibrated():
+    assert on_threads(1, refused, {}) == [
+        "one worker sends no messages; calibrate a group of at least two"
+    ]
+    complaint = "calibrate up to at least 8192 bytes, got 4096"
+    assert on_threads(2, refused, {"largest_bytes": 4096}) == [complaint] * 2
+
+
+def test_load_runs_only_inside_its_block():
+    for _ in range(3):
+        with computing(torch.device("cpu")) as thread:
+            assert thread.is_alive()
+        assert not thread.is_alive()
