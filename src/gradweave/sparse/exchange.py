@@ -1,0 +1,129 @@
+"""What an exchange makes of everyone's selected elements, without a network.
+
+Note: the law
+    Over all ranks, what is applied (once) and what is returned is what was sent, exactly, before
+    anything is divided by the number of ranks. ``gtopk-tree-lossy`` breaks it where the paper does.
+
+Note: who keeps what is dropped
+    A merge keeps k elements of a sum and drops the others. In a swap every rank whose elements are
+    in that sum computes the same merge, so each of them takes back what it has put in itself,
+    once: later it has no part in the sums at that index. After a hand-over only the receiver knows
+    what was dropped, so it keeps the sum. From then on the merged vector is what it has put in.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from gradweave.errors import RequestError
+from gradweave.sparse.rounds import Meaning, Step, Steps, all_gather, butterfly, tree
+from gradweave.sparse.vectors import SparseVector, add, add_all, like, part_by, part_largest
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What one rank has after an exchange. If it is not finite, forget the step (roll back)."""
+
+    applied: SparseVector  # sums over the ranks; the same bits on all of them
+    returned: SparseVector  # goes back into this rank's residual
+
+    @property
+    def finite(self) -> bool:
+        return self.applied.finite
+
+
+class Part(Protocol):
+    """One rank's part in an exchange, step by step."""
+
+    def outgoing(self, step: Step) -> list[SparseVector]: ...
+    def arrived(self, step: Step, vectors: list[SparseVector]) -> None: ...
+    def result(self) -> Exchanged: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Steps, and one rank's part in them, made from (its rank, what it sends, k)."""
+
+    steps: Steps
+    part: Callable[[int, SparseVector, int], Part]
+
+
+class Gathering:
+    """Everyone's vector on every rank. All sums are applied, or the ``largest`` k (Algorithm 2)."""
+
+    def __init__(self, rank: int, mine: SparseVector, k: int, *, largest: bool) -> None:
+        self.rank, self.mine = rank, mine
+        self.applied_at_most = k if largest else None
+        self.gathered = [mine]
+
+    def outgoing(self, step: Step) -> list[SparseVector]:
+        return self.gathered[: step.vectors]
+
+    def arrived(self, step: Step, vectors: list[SparseVector]) -> None:
+        del step
+        self.gathered += vectors
+
+    def result(self) -> Exchanged:
+        # From rank 0 on, in the order of ranks, so that all of them round alike.
+        first = len(self.gathered) - self.rank
+        total = add_all(self.gathered[first:] + self.gathered[:first])
+        if self.applied_at_most is None:
+            return Exchanged(total, like(self.mine))
+        return _own_returned(self.mine, part_largest(total, self.applied_at_most).inside)
+
+
+class Merging:
+    """Sums of more and more ranks, of which k are kept at every merge.
+
+    ``lossy`` is the paper's way: a rank takes back what it has sent where nothing is applied. What
+    a merge drops at an index that survives through other ranks is then in nobody's residual.
+    """
+
+    def __init__(self, rank: int, mine: SparseVector, k: int, *, lossy: bool) -> None:
+        del rank
+        self.mine, self.k, self.lossy = mine, k, lossy
+        self.merged = mine
+        self.live = mine  # of what this rank answers for, the part that is still in ``merged``
+        self.returned = like(mine)
+
+    def outgoing(self, step: Step) -> list[SparseVector]:
+        del step
+        return [self.merged]
+
+    def arrived(self, step: Step, vectors: list[SparseVector]) -> None:
+        (vector,) = vectors
+        if step.meaning is Meaning.RESULT:
+            self.merged = vector
+            return
+        self.merged, dropped = part_largest(add(self.merged, vector), self.k)
+        # See Note: who keeps what is dropped
+        if step.meaning is Meaning.SWAP:
+            dropped, self.live = part_by(self.live, dropped.indices)
+        else:
+            self.live = self.merged
+        self.returned = add(self.returned, dropped)
+
+    def result(self) -> Exchanged:
+        if self.lossy:
+            return _own_returned(self.mine, self.merged)
+        return Exchanged(self.merged, self.returned)
+
+
+def _own_returned(mine: SparseVector, applied: SparseVector) -> Exchanged:
+    return Exchanged(applied, part_by(mine, applied.indices).outside)
+
+
+EXCHANGES: Mapping[str, Exchange] = {
+    "topk": Exchange(all_gather, partial(Gathering, largest=False)),
+    "gtopk-all-gather": Exchange(all_gather, partial(Gathering, largest=True)),
+    "gtopk-tree": Exchange(tree, partial(Merging, lossy=False)),
+    "gtopk-tree-lossy": Exchange(tree, partial(Merging, lossy=True)),
+    "gtopk-butterfly": Exchange(butterfly, partial(Merging, lossy=False)),
+}
+
+
+def find_exchange(name: str) -> Exchange:
+    if name not in EXCHANGES:
+        raise RequestError(f"no exchange {name!r}; there are {', '.join(EXCHANGES)}")
+    return EXCHANGES[name]

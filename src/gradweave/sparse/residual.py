@@ -1,0 +1,187 @@
+"""What a rank carries over from step to step for every parameter, changed as a transaction.
+
+A step begins with ``begin`` for every bucket, writes what the state will be into ``pending``, and
+is committed or rolled back as a whole before the next one begins. Rolled back, everything is bit
+for bit as before, because ``kept`` has not been touched: that takes twice the memory, and no time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradweave.errors import RequestError
+from gradweave.sparse.vectors import SparseVector
+
+
+@dataclass(slots=True)
+class Flat:
+    """The state of one bucket's parameters, one behind the other."""
+
+    names: tuple[str, ...]
+    kept: torch.Tensor  # after the last committed step
+    pending: torch.Tensor  # after this one, if it is committed
+    finite: bool = True  # False: whatever is pending must be forgotten
+
+    def give_back(self, returned: SparseVector) -> None:
+        indices, values = tensors(returned, self.pending.device)
+        self.pending.index_add_(0, indices, values)
+
+
+class Carried:
+    """Residuals of all parameters (or velocities), zero at first.
+
+    They are keyed by parameter: when buckets are built anew, they go with their parameters. They
+    are kept in float32 for gradients of lower precision, and have the scale of the gradients.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._likes = {
+            name: torch.empty(0, dtype=carried_type(parameter.dtype), device=parameter.device)
+            for name, parameter in parameters.items()
+        }
+        self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        self._flats: dict[str, Flat] = {}  # by parameter
+        self._open: list[Flat] = []
+        self._scale = 1.0
+
+    def begin(self, names: Sequence[str]) -> Flat:
+        """Open a bucket of these parameters, in this order, for the present step."""
+        unknown = [name for name in names if name not in self._sizes]
+        if unknown:
+            raise RequestError(f"no parameter {unknown[0]!r} in what is carried over")
+        taken = {name for flat in self._open for name in flat.names}.intersection(names)
+        if taken:
+            raise RequestError(
+                f"{min(taken)!r} has been begun; commit the step or roll it back first"
+            )
+        flat = self._flats.get(names[0]) if names else None
+        if flat is None or flat.names != tuple(names):
+            flat = self._lay_out(tuple(names))
+        flat.finite = True
+        self._open.append(flat)
+        return flat
+
+    def commit(self) -> bool:
+        """What is pending holds, in all buckets of the step. False: it was not finite.
+
+        Then the step is rolled back: NaN or Inf never enters what is carried over.
+        """
+        finite = all(flat.finite for flat in self._open)
+        if finite:
+            for flat in self._open:
+                flat.kept, flat.pending = flat.pending, flat.kept
+        self._open.clear()
+        return finite
+
+    def rollback(self) -> None:
+        """The step has not been taken: everything is as before."""
+        self._open.clear()
+
+    def follow_scale(self, scale: float) -> None:
+        """Gradients will be multiplied by ``scale`` (AMP's loss scale); so is what is carried.
+
+        Exact where both scales are powers of two.
+        """
+        self._require_settled()
+        if not 0 < scale < float("inf"):
+            raise RequestError(f"a loss scale must be positive and finite, got {scale}")
+        if scale != self._scale:
+            for flat in {id(flat): flat for flat in self._flats.values()}.values():
+                flat.kept.mul_(scale / self._scale)
+            self._scale = scale
+
+    def value(self, name: str) -> torch.Tensor:
+        """A view of what is kept for one parameter, or zeros."""
+        if name not in self._flats:
+            return self._likes[name].new_zeros(self._sizes[name])
+        flat = self._flats[name]
+        sizes = [self._sizes[other] for other in flat.names]
+        return list(torch.split(flat.kept, sizes))[flat.names.index(name)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain tensors and a number; commit or roll back first."""
+        self._require_settled()
+        values = {name: self.value(name).clone() for name in self._flats}
+        return {"scale": self._scale, "values": values}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Parameters that the state does not have start from zero."""
+        self._require_settled()
+        for name, value in state["values"].items():
+            if self._sizes.get(name) != value.numel():
+                raise RequestError(
+                    f"the state has {value.numel()} elements for {name!r}, the model has "
+                    f"{self._sizes.get(name, 'no such parameter')}; it is another model's"
+                )
+        self._scale = float(state["scale"])
+        self._flats.clear()
+        for name, value in state["values"].items():
+            self._lay_out((name,)).kept.copy_(value)
+
+    def _lay_out(self, names: tuple[str, ...]) -> Flat:
+        """A bucket of its own for these, filled with what has been kept for them."""
+        likes = {(self._likes[name].dtype, self._likes[name].device) for name in names}
+        if len(likes) > 1:
+            raise RequestError(f"parameters of one bucket are of several kinds: {likes}")
+        kept = torch.cat([self.value(name) for name in names]) if names else torch.empty(0)
+        flat = Flat(names, kept, torch.empty_like(kept))
+        # The rest of a bucket that is taken apart is copied, so that its memory can be freed.
+        left = {id(self._flats[name]): self._flats[name] for name in names if name in self._flats}
+        alone = {
+            name: self.value(name).clone()
+            for old in left.values()
+            for name in old.names
+            if name not in names
+        }
+        for name, value in alone.items():
+            self._flats[name] = Flat((name,), value, torch.empty_like(value))
+        self._flats.update(dict.fromkeys(names, flat))
+        return flat
+
+    def _require_settled(self) -> None:
+        if self._open:
+            raise RequestError("a step is open; commit it or roll it back first")
+
+
+def redistribute(
+    states: Sequence[Mapping[str, Any]], ranks: int, *, mean: bool = False
+) -> list[dict[str, Any]]:
+    """The states of all ranks for another number of them: sums over the ranks stay what they are.
+
+    Rank r takes over those of the old ranks r, r + ranks, r + 2 ranks, …; additional ranks start
+    from zero. With ``mean``, for velocities, means over the ranks stay instead.
+    """
+    scales = {state["scale"] for state in states}
+    if len(scales) != 1:
+        raise RequestError(f"states of one step have one loss scale, got {sorted(scales)}")
+    factor = ranks / len(states) if mean else 1.0
+    return [
+        {
+            "scale": states[0]["scale"],
+            "values": _sums([state["values"] for state in states[rank::ranks]], factor),
+        }
+        for rank in range(ranks)
+    ]
+
+
+def carried_type(gradient: torch.dtype) -> torch.dtype:
+    """float32, or float64 where gradients are."""
+    return torch.float64 if gradient == torch.float64 else torch.float32
+
+
+def tensors(
+    vector: SparseVector, device: torch.device | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices and values."""
+    indices, values = torch.from_numpy(vector.indices), torch.from_numpy(vector.values)
+    return indices.to(device), values.to(device)
+
+
+def _sums(states: Sequence[Mapping[str, torch.Tensor]], factor: float) -> dict[str, torch.Tensor]:
+    sums: dict[str, torch.Tensor] = {}
+    for state in states:
+        for name, value in state.items():
+            sums[name] = sums[name] + value if name in sums else value
+    return {name: value * factor for name, value in sums.items()}

@@ -1,0 +1,102 @@
+"""How long selections take, and whether they are exact."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from time import perf_counter
+
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gradweave.errors import RequestError
+from gradweave.sparse.residual import Flat
+from gradweave.sparse.select import SELECTIONS, compile_kernels, select
+from gradweave.sparse.vectors import SparseVector, elements_kept
+
+BASELINE = "torch-topk"
+
+
+class SelectionTiming(Struct, frozen=True, kw_only=True):
+    """Adding the gradient, selecting, and taking the selected values out."""
+
+    method: str
+    numel: int
+    k: int
+    median_s: float
+    exact: bool  # the k largest, of equals the first ones, and nothing lost
+    ratio: float | None = None  # how many times as fast as torch-topk, if that was timed too
+
+
+def time_selections(
+    methods: Sequence[str],
+    *,
+    numel: int,
+    density: float,
+    repeats: int,
+    threads: int = 1,
+    on_timed: Callable[[], None] = lambda: None,
+) -> list[SelectionTiming]:
+    """Every method on the same normally distributed numbers, in turn, because machines drift.
+
+    The first run of each is not counted; ``on_timed`` is called after every run.
+    """
+    for method in methods:
+        if method not in SELECTIONS:
+            raise RequestError(f"no selection {method!r}; there are {', '.join(SELECTIONS)}")
+    k = elements_kept(numel, density)
+    compile_kernels(torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    kept, gradient = (torch.randn(numel, generator=generator) for _ in range(2))
+    flat = Flat((), kept, torch.zeros(numel))
+    exact: dict[str, bool] = {}
+    times: dict[str, list[float]] = {method: [] for method in methods}
+    with _threads(threads):
+        for repeat in range(repeats + 1):
+            for method, taken in times.items():
+                started_s = perf_counter()
+                chosen = select(flat, gradient, k=k, method=method)
+                taken_s = perf_counter() - started_s
+                if repeat:
+                    taken.append(taken_s)
+                else:
+                    exact[method] = _is_exact(flat, gradient, chosen, k)
+                on_timed()
+    timings = {
+        method: SelectionTiming(
+            method=method, numel=numel, k=k, median_s=median(taken), exact=exact[method]
+        )
+        for method, taken in times.items()
+    }
+    if BASELINE not in timings:
+        return list(timings.values())
+    base_s = timings[BASELINE].median_s
+    return [replace(timing, ratio=base_s / timing.median_s) for timing in timings.values()]
+
+
+def _is_exact(flat: Flat, gradient: torch.Tensor, chosen: SparseVector, k: int) -> bool:
+    """By what is left, not by another selection."""
+    indices, values = torch.from_numpy(chosen.indices).long(), torch.from_numpy(chosen.values)
+    total = flat.kept + gradient
+    left = total.index_fill(0, indices, 0)
+    if len(chosen) != k or not torch.equal(left, flat.pending):
+        return False
+    smallest = values.abs().min()
+    ties = torch.nonzero(total.abs() == smallest).view(-1)
+    chosen_ties = indices[values.abs() == smallest]
+    others = left.abs().max() if k < len(left) else torch.zeros(())
+    return (
+        torch.equal(values, total[indices])
+        and bool(others <= smallest)
+        and torch.equal(chosen_ties, ties[: len(chosen_ties)])
+    )
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,91 @@
+"""What helps sparsified training to converge: dense first steps, corrected momentum, clipping.
+
+Deep Gradient Compression (Lin, Han, Mao, Wang, Dally: ICLR 2018) introduced all of it; the
+densities are the gTop-k paper's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradweave.errors import RequestError
+from gradweave.sparse.residual import Carried, Flat
+from gradweave.sparse.vectors import elements_kept
+
+PAPER_WARMUP = (0.25, 0.0725, 0.015, 0.004)
+PAPER_DENSITY = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Densities:
+    """One density after the other, each for ``steps_each`` steps, then the last one for good.
+
+    With ``steps_each=1`` the positions are epochs, otherwise the steps of training.
+    """
+
+    warmup: tuple[float, ...] = PAPER_WARMUP
+    final: float = PAPER_DENSITY
+    steps_each: int = 1
+
+    def __post_init__(self) -> None:
+        for density in (*self.warmup, self.final):
+            elements_kept(1, density)
+        if self.steps_each < 1:
+            raise RequestError(f"steps_each must be at least 1, got {self.steps_each}")
+
+    def at(self, position: int) -> float:
+        stage = position // self.steps_each
+        return self.warmup[stage] if stage < len(self.warmup) else self.final
+
+    def learning_rate_factor(self, position: int) -> float:
+        """Smaller at first: rises by equal amounts to 1, once per density of the warm-up.
+
+        Fits ``torch.optim.lr_scheduler.LambdaLR``.
+        """
+        stages = len(self.warmup) + 1
+        return min(1.0, (position // self.steps_each + 1) / stages)
+
+
+def clip_local_norm(gradient: torch.Tensor, *, limit: float, ranks: int) -> None:
+    """In place, before selection: no rank's norm above limit / sqrt(P), so the sum's not above it.
+
+    The norm of the sum of P independent gradients is sqrt(P) times that of one of them.
+    """
+    if not (limit > 0 and isfinite(limit)):
+        raise RequestError(f"the norm to clip at must be positive and finite, got {limit}")
+    norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    gradient.mul_(torch.clamp(limit / ranks**0.5 / norm, max=1.0))
+
+
+class MomentumCorrection:
+    """Momentum before selection instead of after it: the optimizer's own must be 0.
+
+    Each rank sums its velocity, u = momentum * u + gradient, into its residual instead of the
+    gradient, so that what is applied late has gathered the momentum of all the steps it waited.
+    With ``masking``, momentum restarts from zero where a rank's own elements were applied, because
+    it would carry their old direction on.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], *, momentum: float = 0.9, masking: bool = True
+    ) -> None:
+        if not 0 <= momentum < 1:
+            raise RequestError(f"momentum must be at least 0 and below 1, got {momentum}")
+        self.momentum, self.masking = momentum, masking
+        self.velocities = Carried(parameters)
+
+    def begin(self, names: Sequence[str], gradient: torch.Tensor) -> Flat:
+        """The velocity with this gradient: what is to be selected from is its ``pending``."""
+        flat = self.velocities.begin(names)
+        torch.mul(flat.kept, self.momentum, out=flat.pending).add_(gradient)
+        return flat
+
+    def applied(self, velocity: Flat, indices: NDArray[Any]) -> None:
+        """These elements of this rank have been applied."""
+        if self.masking:
+            velocity.pending[torch.from_numpy(indices.astype(np.int64))] = 0

@@ -1,0 +1,199 @@
+"""Whole steps on process groups: what the communication hook of a runtime does."""
+
+import io
+
+import pytest
+import torch
+from ranks import on_threads
+
+from gradweave.errors import RequestError
+from gradweave.sparse.exchange import EXCHANGES
+from gradweave.sparse.exchanger import Exchanger
+from gradweave.sparse.step import Sparsifier
+from gradweave.sparse.warmup import MomentumCorrection
+
+NUMEL = {"a": 30, "b": 7, "c": 1}
+PARAMETERS = {name: torch.zeros(numel) for name, numel in NUMEL.items()}
+BUCKETS = [["c", "b"], ["a"]]
+OTHER_BUCKETS = [["c"], ["b", "a"]]
+CONSERVING = [name for name in EXCHANGES if name != "gtopk-tree-lossy"]
+
+
+def gradient_of(rank, step, names, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    whole = {n: torch.randint(-5, 6, (k,), generator=generator) for n, k in NUMEL.items()}
+    return torch.cat([whole[name] for name in names]).to(dtype)
+
+
+def sparsifier(group, **options):
+    return Sparsifier(Exchanger(group), PARAMETERS, **options)
+
+
+def pieces(names, flat):
+    return dict(zip(names, torch.split(flat, [NUMEL[name] for name in names]), strict=True))
+
+
+def trained(group, options, steps):
+    """Sums of gradients produced, of what was applied, and the residuals in the end."""
+    sparse = sparsifier(group, **options)
+    produced = {name: torch.zeros(numel) for name, numel in NUMEL.items()}
+    applied = {name: torch.zeros(numel) for name, numel in NUMEL.items()}
+    for step in range(steps):
+        for names in BUCKETS if step < 2 else OTHER_BUCKETS:
+            gradient = gradient_of(group.rank(), step, names)
+            for name, part in pieces(names, gradient).items():
+                produced[name] += part
+            sparse.reduce(names, gradient, density=0.1)
+            for name, part in pieces(names, gradient).items():
+                applied[name] += part
+        assert sparse.commit()
+    residuals = {name: sparse.residuals.value(name) for name in NUMEL}
+    return [torch.cat(list(one.values())) for one in (produced, applied, residuals)]
+
+
+@pytest.mark.parametrize("exchange", CONSERVING)
+@pytest.mark.parametrize("world", [1, 3, 4])
+def test_applied_and_residuals_are_all_gradients(exchange, world):
+    """Through several steps and a change of buckets, exactly."""
+    results = on_threads(world, trained, {"exchange": exchange}, 5)
+    produced, applied, residuals = (torch.stack(kind) for kind in zip(*results, strict=True))
+    assert all(torch.equal(one, applied[0]) for one in applied)
+    assert torch.equal(applied[0] + residuals.sum(dim=0), produced.sum(dim=0))
+    assert residuals.any() or world == 1
+
+
+@pytest.mark.parametrize("selection", ["torch-topk", "sampled", "gaussian"])
+def test_whatever_is_selected_nothing_is_lost(selection):
+    results = on_threads(3, trained, {"selection": selection}, 4)
+    produced, applied, residuals = (torch.stack(kind) for kind in zip(*results, strict=True))
+    assert torch.equal(applied[0] + residuals.sum(dim=0), produced.sum(dim=0))
+
+
+def dense(group, exchange, dtype):
+    gradient = gradient_of(group.rank(), 0, ["a", "b"], dtype)
+    sparsifier(group, exchange=exchange).reduce(["a", "b"], gradient, density=1.0, divide_by=2.0)
+    return gradient
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_density_1_is_the_dense_result(exchange, dtype):
+    expected = sum(gradient_of(rank, 0, ["a", "b"]) for rank in range(3)) / 2
+    for gradient in on_threads(3, dense, exchange, dtype):
+        assert gradient.dtype == dtype
+        assert torch.equal(gradient.float(), expected)
+
+
+def skipping(group, how):
+    """A step that all ranks skip, between two that are taken; then a fresh run without it."""
+    histories = []
+    for steps in ([0, 1, 2], [0, 2]):
+        momentum = MomentumCorrection(PARAMETERS)
+        sparse = sparsifier(group, momentum=momentum, clip_norm=20.0)
+        for step in steps:
+            for names in BUCKETS:
+                gradient = gradient_of(group.rank(), step, names)
+                if step == 1 and how == "nan" and group.rank() == 1 and names == BUCKETS[0]:
+                    gradient[0] = torch.nan
+                done = sparse.reduce(names, gradient, density=0.1)
+                if step == 1 and how == "nan" and names == BUCKETS[0]:
+                    assert not done.finite
+                    assert gradient.isnan().all()
+            if step == 1 and how == "skipped":
+                sparse.rollback()
+            else:
+                assert sparse.commit() == (step != 1)
+        histories.append(sparse.state_dict())
+    return [
+        torch.equal(value, histories[1][kind]["values"][name])
+        for kind, state in histories[0].items()
+        for name, value in state["values"].items()
+    ]
+
+
+@pytest.mark.parametrize("how", ["nan", "skipped"])
+def test_a_skipped_step_leaves_every_bit(how):
+    """Skipped by the optimizer, or because one rank has NaN in one bucket: seen by all."""
+    assert on_threads(2, skipping, how) == [[True] * 6] * 2
+
+
+def resumed(group):
+    """Four steps at once, and two steps, a file, two steps."""
+    ends = []
+    for stop in (None, 2):
+        sparse = sparsifier(group, momentum=MomentumCorrection(PARAMETERS))
+        for step in range(4):
+            if step == stop:
+                file = io.BytesIO()
+                torch.save(sparse.state_dict(), file)
+                file.seek(0)
+                sparse = sparsifier(group, momentum=MomentumCorrection(PARAMETERS))
+                sparse.load_state_dict(torch.load(file, weights_only=True))
+            last = []
+            for names in BUCKETS:
+                gradient = gradient_of(group.rank(), step, names) + 0.1
+                sparse.reduce(names, gradient, density=0.1)
+                last.append(gradient)
+            sparse.commit()
+        ends.append(torch.cat(last))
+    return torch.equal(*ends)
+
+
+def test_resuming_equals_an_uninterrupted_run():
+    assert on_threads(2, resumed) == [True, True]
+
+
+def scaled(group):
+    """Powers of two leave no trace, whenever the loss scale changes."""
+    ends = []
+    for scales in ([1.0] * 4, [2.0**16, 2.0**15, 2.0**15, 2.0**17]):
+        sparse = sparsifier(group, momentum=MomentumCorrection(PARAMETERS))
+        total = torch.zeros(NUMEL["a"])
+        for step, scale in enumerate(scales):
+            sparse.follow_scale(scale)
+            gradient = gradient_of(group.rank(), step, ["a"]) * scale
+            sparse.reduce(["a"], gradient, density=0.1)
+            total += gradient / scale
+            sparse.commit()
+        ends.append(total)
+    return torch.equal(*ends)
+
+
+def test_a_changing_loss_scale_changes_nothing():
+    assert on_threads(2, scaled) == [True, True]
+
+
+def masked(group):
+    """Two ranks, k = 1: rank 0's element wins, rank 1's returns and keeps its momentum."""
+    momentum = MomentumCorrection({"w": torch.zeros(2)}, momentum=0.5)
+    sparse = Sparsifier(Exchanger(group), {"w": torch.zeros(2)}, momentum=momentum)
+    gradient = torch.tensor([[8.0, 1.0], [1.0, 6.0]][group.rank()])
+    sparse.reduce(["w"], gradient, density=0.5)
+    sparse.commit()
+    return (
+        gradient.tolist(),
+        sparse.residuals.value("w").tolist(),
+        momentum.velocities.value("w").tolist(),
+    )
+
+
+def test_only_what_was_applied_loses_its_momentum():
+    assert on_threads(2, masked) == [
+        ([8.0, 0.0], [0.0, 1.0], [0.0, 1.0]),
+        ([8.0, 0.0], [1.0, 6.0], [1.0, 6.0]),
+    ]
+
+
+def bad_requests(group):
+    sparse = sparsifier(group)
+    for density in (0.0, 1.5, float("nan")):
+        with pytest.raises(RequestError, match="density must be above 0 and at most 1"):
+            sparse.reduce(["a"], torch.zeros(30), density=density)
+    with pytest.raises(RequestError, match="no exchange 'magic'"):
+        sparsifier(group, exchange="magic")
+    done = sparse.reduce([], torch.zeros(0), density=0.1)
+    return len(done.applied), done.finite, sparse.commit()
+
+
+def test_bad_requests_and_an_empty_bucket():
+    assert on_threads(2, bad_requests) == [(0, True, True)] * 2
