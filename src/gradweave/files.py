@@ -12,11 +12,13 @@ import msgspec
 from gradweave.errors import FormatError, RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan
-from gradweave.results import Results
+from gradweave.recipe import Recipe
+from gradweave.results import Losses, Results
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
 
-Value = TypeVar("Value", Trace, Network, Plan, Timeline, Results)
+Value = TypeVar("Value", Trace, Network, Plan, Timeline, Results, Losses, Recipe)
+AnyValue = Trace | Network | Plan | Timeline | Results | Losses | Recipe
 
 SCHEMAS: dict[type, str] = {
     Trace: "gradweave.trace/1",
@@ -24,6 +26,8 @@ SCHEMAS: dict[type, str] = {
     Plan: "gradweave.plan/1",
     Timeline: "gradweave.timeline/1",
     Results: "gradweave.results/1",
+    Losses: "gradweave.losses/1",
+    Recipe: "gradweave.recipe/1",
 }
 
 
@@ -79,12 +83,12 @@ def loads(text: str, kind: type[Value], *, origin: str) -> Value:
     return value
 
 
-def dumps(value: Trace | Network | Plan | Timeline | Results) -> str:
+def dumps(value: AnyValue) -> str:
     document = {"schema": SCHEMAS[type(value)], **msgspec.to_builtins(value)}
     return _one_row_per_item(document)
 
 
-def write(path: str | os.PathLike[str], value: Trace | Network | Plan | Timeline | Results) -> None:
+def write(path: str | os.PathLike[str], value: AnyValue) -> None:
     write_text(path, dumps(value))
 
 

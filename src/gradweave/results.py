@@ -1,5 +1,8 @@
 """What an experiment measured, beside what was predicted."""
 
+from itertools import pairwise
+from math import isfinite
+
 from msgspec import Struct
 
 from gradweave.checks import require_not_negative, require_text
@@ -32,3 +35,40 @@ class Result(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Results(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command: str  # what was run, for people
     rows: tuple[Result, ...]
+
+
+class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the loss fell in one training: after which steps, and how long that had taken."""
+
+    label: str
+    steps: tuple[int, ...]
+    losses: tuple[float, ...]
+    wall_s: tuple[float, ...]  # since training began
+
+    def __post_init__(self) -> None:
+        require_text(self, "label")
+        if not len(self.steps) == len(self.losses) == len(self.wall_s) > 0:
+            raise ValueError(
+                f"{self.label!r}: steps, losses and wall_s must be equally many and at least one, "
+                f"got {len(self.steps)}, {len(self.losses)} and {len(self.wall_s)}"
+            )
+        if not all(isfinite(number) for number in (*self.losses, *self.wall_s)):
+            raise ValueError(f"{self.label!r}: losses and wall_s must be finite; leave others out")
+        if any(after <= before for before, after in pairwise((-1, *self.steps))):
+            raise ValueError(f"{self.label!r}: steps must increase, from 0 or more")
+        if any(after < before for before, after in pairwise((0.0, *self.wall_s))):
+            raise ValueError(f"{self.label!r}: wall_s must not decrease, from 0 or more")
+
+
+class Losses(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Trainings to compare, in the order in which to show them; `losses.json` in a run's folder."""
+
+    series: tuple[LossSeries, ...]
+
+    def __post_init__(self) -> None:
+        labels = [series.label for series in self.series]
+        if not labels:
+            raise ValueError("series must not be empty")
+        if len(set(labels)) < len(labels):
+            twice = next(label for label in labels if labels.count(label) > 1)
+            raise ValueError(f"series: {twice!r} stands twice; labels must be unique")

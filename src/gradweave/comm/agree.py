@@ -1,5 +1,7 @@
 """Small things that all ranks of a group must know alike. Nothing is pickled."""
 
+from hashlib import sha256
+
 import torch
 import torch.distributed as dist
 
@@ -15,6 +17,35 @@ def gather_text(group: dist.ProcessGroup, text: str, *, device: torch.device) ->
     everyone = [torch.empty_like(mine, device=device) for _ in range(group.size())]
     group.allgather([everyone], [mine.to(device)]).wait()
     return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in everyone]
+
+
+def broadcast_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> str:
+    """What rank 0 says, of any length; what others say is not looked at."""
+    encoded = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(device)
+    length = torch.tensor([len(encoded)], dtype=torch.int64, device=device)
+    group.broadcast([length]).wait()
+    if group.rank() != 0:
+        encoded = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    group.broadcast([encoded]).wait()
+    return bytes(encoded.tolist()).rstrip(b"\0").decode()
+
+
+def gather_long_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[str]:
+    """What every rank says, of any length."""
+    encoded = text.encode()
+    (longest,) = largest(group, [float(len(encoded))], device=device)
+    mine = torch.zeros(max(1, int(longest)), dtype=torch.uint8)
+    if encoded:
+        mine[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    everyone = [torch.empty_like(mine, device=device) for _ in range(group.size())]
+    group.allgather([everyone], [mine.to(device)]).wait()
+    return [bytes(one.tolist()).rstrip(b"\0").decode() for one in everyone]
+
+
+def ranks_that_differ(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[int]:
+    """The ranks whose text is not rank 0's, by its hash."""
+    everyone = gather_text(group, sha256(text.encode()).hexdigest(), device=device)
+    return [rank for rank, digest in enumerate(everyone) if digest != everyone[0]]
 
 
 def largest(group: dist.ProcessGroup, values: list[float], *, device: torch.device) -> list[float]:

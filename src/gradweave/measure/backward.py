@@ -45,28 +45,17 @@ def record_trace(
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise RequestError("the model has no parameters that require a gradient")
-    device = next(iter(parameters.values())).device
     observed = []
-    with _observing(model, parameters, clock or clock_for(device)) as observer:
+    with observing(model, parameters, clock) as observer:
         for number in range(warmup + iterations):
             observer.begin()
             step()
             if number >= warmup:
                 observed.append(observer.iteration())
-    return _recording(
-        observed,
-        parameters,
-        group=group,
-        described={
-            "name": name,
-            "batch_size": batch_size,
-            "source": f"recorded on {device.type}, torch {torch.__version__}, "
-            f"median of {iterations} iterations",
-        },
-    )
+    return recording_of(observed, parameters, name=name, batch_size=batch_size, group=group)
 
 
-class _Iteration(Struct, frozen=True, kw_only=True):
+class Iteration(Struct, frozen=True, kw_only=True):
     """One iteration in seconds: since forward began, and since it ended."""
 
     forward_s: float
@@ -74,8 +63,8 @@ class _Iteration(Struct, frozen=True, kw_only=True):
     ready_s: dict[str, float]  # in the order in which they came
 
 
-class _Observer:
-    """Marks of one iteration, set by hooks."""
+class Observer:
+    """Marks of one iteration, set by hooks; ``begin`` forgets what went before."""
 
     def __init__(self, clock: Clock, parameters: dict[str, nn.Parameter]) -> None:
         self._clock, self._parameters = clock, parameters
@@ -100,11 +89,15 @@ class _Observer:
         self._ready.pop(name, None)  # the last accumulation counts, and so does its place
         self._ready[name] = self._clock.mark()
 
-    def iteration(self) -> _Iteration:
+    @property
+    def has_gradients(self) -> bool:
+        return bool(self._ready)
+
+    def iteration(self) -> Iteration:
         if self._began is None or self._ended is None:
             raise RequestError("step() did not call the model; it must run forward and backward")
         began, ended = self._began, self._ended
-        return _Iteration(
+        return Iteration(
             forward_s=self._clock.seconds(began, ended),
             needed_s={
                 name: self._clock.seconds(began, self._called[_called_owner(name, self._called)])
@@ -128,10 +121,11 @@ def _called_owner(parameter: str, called: dict[str, object]) -> str:
 
 
 @contextmanager
-def _observing(
-    model: nn.Module, parameters: dict[str, nn.Parameter], clock: Clock
-) -> Iterator[_Observer]:
-    observer = _Observer(clock, parameters)
+def observing(
+    model: nn.Module, parameters: dict[str, nn.Parameter], clock: Clock | None = None
+) -> Iterator[Observer]:
+    """Hooks on every module and parameter, for the length of a block."""
+    observer = Observer(clock or clock_for(_device(parameters)), parameters)
     handles = [model.register_forward_hook(lambda *_: observer.after_model())]
     for name, module in model.named_modules():
         handles.append(
@@ -147,13 +141,15 @@ def _observing(
             handle.remove()
 
 
-def _recording(
-    observed: list[_Iteration],
+def recording_of(
+    observed: list[Iteration],
     parameters: dict[str, nn.Parameter],
     *,
-    group: dist.ProcessGroup | None,
-    described: dict[str, object],
+    name: str,
+    batch_size: int,
+    group: dist.ProcessGroup | None = None,
 ) -> Recording:
+    """Medians over the iterations; with a ``group``, of the slowest rank."""
     ready_s = _median_ready_s(observed, parameters)
     needed_s = {name: median(one.needed_s[name] for one in observed) for name in parameters}
     forward_s = median(one.forward_s for one in observed)
@@ -172,7 +168,11 @@ def _recording(
     backward_order = sorted(parameters, key=lambda name: (ready_s[name], -declared[name]))
     return Recording(
         trace=Trace(
+            name=name,
+            batch_size=batch_size,
             origin="measured",
+            source=f"recorded on {_device(parameters).type}, torch {torch.__version__}, "
+            f"median of {len(observed)} iterations",
             tensors=tuple(
                 Tensor(
                     name=name,
@@ -183,7 +183,6 @@ def _recording(
                 )
                 for name in backward_order
             ),
-            **described,  # type: ignore[arg-type]
         ),
         iterations=len(observed),
         reordered=sum(order != orders[0] for order in orders),
@@ -196,7 +195,7 @@ def _recording(
 
 
 def _median_ready_s(
-    observed: list[_Iteration], parameters: dict[str, nn.Parameter]
+    observed: list[Iteration], parameters: dict[str, nn.Parameter]
 ) -> dict[str, float]:
     """Over the iterations that had the gradient; one that never came is as late as the last."""
     times_s = {
@@ -206,6 +205,10 @@ def _median_ready_s(
         raise RequestError("no parameter got a gradient; step() must call backward")
     medians_s = {name: median(times) for name, times in times_s.items() if times}
     return {name: medians_s.get(name, max(medians_s.values())) for name in parameters}
+
+
+def _device(parameters: dict[str, nn.Parameter]) -> torch.device:
+    return next(iter(parameters.values())).device
 
 
 def _forward_shares_s(needed_s: dict[str, float], forward_s: float) -> dict[str, float]:

@@ -4,13 +4,13 @@ What each number means is in docs/measuring.md.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise, product
 from math import prod, sqrt
 from statistics import median
-from typing import get_args
 
 import numpy as np
 import torch
@@ -48,7 +48,8 @@ BETWEEN_TWO_BYTES = (KIB, 2 * MIB, 8 * MIB)
 BETWEEN_TWO_REPEATS = 7
 SUMMED_BYTES = 4 * MIB
 
-BESIDE: tuple[Beside, ...] = get_args(Beside)
+# What samples are taken in, for each kind: a context that makes the workers do that meanwhile.
+Surroundings = Mapping[Beside, Callable[[], AbstractContextManager[object]]]
 
 
 def calibrate(
@@ -59,13 +60,14 @@ def calibrate(
     operations: Sequence[Operation] = ("all-reduce",),
     largest_bytes: int = LARGEST_BYTES,
     repeats: int = 7,
+    beside: Surroundings | None = None,
     communicator: Communicator | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
     """Time every operation by every algorithm, and transfers between two ranks.
 
-    Call it on every rank, with nothing else on the group; all return the same. ``advance`` is
-    called when a size is done.
+    Call it on every rank, with nothing else on the group; all return the same. By default samples
+    are taken both idle and beside matrix products. ``advance`` is called when a size is done.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
@@ -79,7 +81,9 @@ def calibrate(
         for operation, algorithm in product(operations, algorithms)
         if algorithm == "native" or parse_spec(algorithm).name in collectives.names(operation)
     ]
-    survey = _Survey(communicator, ways, repeats=repeats)
+    if beside is None:
+        beside = {"nothing": nullcontext, "compute": partial(computing, group_device(group))}
+    survey = _Survey(communicator, ways, repeats=repeats, beside=beside)
     _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
     links = _measure_links(communicator)
     advance()
@@ -113,6 +117,7 @@ class _Survey:
     communicator: Communicator
     ways: list[Way]
     repeats: int
+    beside: Surroundings
     samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
 
     def measure(self, nbytes: int, beside: Sequence[Beside]) -> None:
@@ -120,15 +125,13 @@ class _Survey:
         streams = {
             way: _Stream(self.communicator, way, nbytes) for way in self.ways if self._pays(way)
         }
-        device = group_device(self.communicator.group)
         kinds = list(product(streams, beside))
         taken: dict[tuple[Way, Beside], list[list[float]]] = {kind: [] for kind in kinds}
         for repeat in range(self.repeats):
             for way, load in kinds:
-                is_loaded = load == "compute"
-                is_long = is_loaded or streams[way].is_long
+                is_long = load == "compute" or streams[way].is_long
                 if repeat < (min(LONG_REPEATS, self.repeats) if is_long else self.repeats):
-                    with computing(device) if is_loaded else nullcontext():
+                    with self.beside[load]():
                         taken[way, load].append([streams[way].once_s(), streams[way].all_s()])
         for (way, load), times in taken.items():
             sample = self._agreed(times, streams[way].messages)
@@ -144,19 +147,24 @@ class _Survey:
         low_s, gap_s, high_s = np.quantile(gaps_s, [0.25, 0.5, 0.75]).tolist()
         return Sample(alone_s, min(alone_s, gap_s), noise=(high_s - low_s) / gap_s)
 
+    @property
+    def leading(self) -> Beside:
+        """The kind of samples that decides what else to measure."""
+        return next(iter(self.beside))
+
     def _pays(self, way: Way) -> bool:
         rivals = [other for other in self.ways if other.operation == way.operation]
         last = {
-            other: next(reversed(self.samples[other, "nothing"].values())).gap_s
+            other: next(reversed(self.samples[other, self.leading].values())).gap_s
             for other in rivals
-            if (other, "nothing") in self.samples
+            if (other, self.leading) in self.samples
         }
         return not last or last.get(way, 0.0) <= HOPELESS * min(last.values())
 
     def is_bent_at(self, nbytes: int) -> bool:
-        """Whether a straight line between the neighbours would have been wrong, idle."""
+        """Whether a straight line between the neighbours would have been wrong."""
         for way in self.ways:
-            by_size = self.samples[way, "nothing"]
+            by_size = self.samples[way, self.leading]
             known = sorted(by_size)
             if nbytes not in known[1:-1]:
                 continue
@@ -225,13 +233,13 @@ class _Stream:
 
 def _measure_sizes(survey: _Survey, sizes: Sequence[int], advance: Callable[[], None]) -> None:
     for size in sizes:
-        survey.measure(size, BESIDE)
+        survey.measure(size, list(survey.beside))
         advance()
     unsure = list(pairwise(sizes))
     while unsure:
         low, high = unsure.pop(0)
         middle = round(sqrt(low * high)) // 4 * 4
-        survey.measure(middle, ("nothing",))
+        survey.measure(middle, [survey.leading])
         advance()
         if high > low * FINEST_FACTOR**2 and survey.is_bent_at(middle):
             unsure += [(low, middle), (middle, high)]

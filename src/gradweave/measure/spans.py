@@ -6,11 +6,13 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 import time
 from collections.abc import Callable, Mapping
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradweave.comm.agree import gather_long_text, group_device, largest
 from gradweave.timeline import Span, Timeline
 
 
@@ -42,14 +44,22 @@ class SpanRecorder:
         tensors = tuple(self._names[parameter] for parameter in parameters)
         self._messages.append((ready_s, self._now_s(), tensors, nbytes))
 
-    def timeline(self) -> Timeline:
+    @property
+    def begin_s(self) -> float:
+        """By this rank's clock."""
+        return self._begin_s
+
+    def timeline(self, *, since_s: float | None = None) -> Timeline:
+        """Seconds since forward began, or since another moment of this rank's clock."""
+        zero_s = self._begin_s if since_s is None else since_s
+
         def since_begin(moment_s: float) -> float:
-            return moment_s - self._begin_s
+            return max(0.0, moment_s - zero_s)
 
         forward = Span(
             lane="forward",
             label="forward",
-            start_s=0.0,
+            start_s=since_begin(self._begin_s),
             end_s=since_begin(self._backward_s),
             tensors=(),
         )
@@ -72,6 +82,20 @@ class SpanRecorder:
             for number, (ready_s, done_s, tensors, nbytes) in enumerate(sorted(self._messages), 1)
         )
         return Timeline(spans=(forward, backward, *messages))
+
+
+def aligned_timelines(
+    recorder: SpanRecorder, group: dist.ProcessGroup, offset_s: float
+) -> list[Timeline]:
+    """Of all ranks, counted from when the first of them began. Call it on every rank.
+
+    ``offset_s`` added to this rank's clock gives rank 0's.
+    """
+    device = group_device(group)
+    (negated_s,) = largest(group, [-(recorder.begin_s + offset_s)], device=device)
+    own = recorder.timeline(since_s=-negated_s - offset_s)
+    texts = gather_long_text(group, msgspec.json.encode(own).decode(), device=device)
+    return [msgspec.json.decode(text, type=Timeline) for text in texts]
 
 
 class _HookState:

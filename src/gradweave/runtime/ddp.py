@@ -1,0 +1,333 @@
+"""A drop-in DistributedDataParallel that finds its own buckets while the model trains."""
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import JoinHook
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from gradweave import files
+from gradweave.comm import Communicator
+from gradweave.comm.communicator import subgroups_of
+from gradweave.comm.worker import CommunicationThread
+from gradweave.errors import FormatError, RequestError
+from gradweave.measure.alignment import clock_offset_s
+from gradweave.measure.spans import SpanRecorder, aligned_timelines
+from gradweave.plan import Plan
+from gradweave.recipe import Recipe
+from gradweave.runtime.buckets import bucket_bytes, bucket_caps_mb, check_buckets
+from gradweave.runtime.candidates import Candidate
+from gradweave.runtime.explain import explanation
+from gradweave.runtime.hooks import BucketSender, send_bucket
+from gradweave.runtime.options import Options, why_unplannable
+from gradweave.runtime.pilot import Pilot
+from gradweave.runtime.swap import swap_reducer
+from gradweave.timeline import Timeline
+from gradweave.words import MIB
+
+logger = logging.getLogger(__name__)
+
+PlanSource = Plan | Recipe | str | os.PathLike[str]
+
+# Steps after a change of buckets until torch must report the planned ones.
+CHECKED_AFTER_STEPS = 4
+
+
+class DistributedDataParallel(TorchDDP):
+    """torch's wrapper, whose buckets are planned for this model on this network.
+
+    It starts with one bucket, records when gradients are ready and what messages cost beside the
+    training, tries the most promising plans and torch's own buckets for a few steps each, and keeps
+    the fastest. Gradients are the same as torch's, up to the order of summation.
+
+    ``planner``      which plan to try first, as `gradweave plan --planner`.
+    ``plan``         a Plan or Recipe, or a file of one: nothing is recorded and nothing is tried.
+    ``collective``   "auto", or how every bucket travels, as `gradweave bench collectives` names it.
+    ``wire_dtype``   torch.float16 or torch.bfloat16, while gradients travel.
+    ``record_steps`` how many steps are recorded at least, after two for warming up.
+    ``trial_steps``  how many steps each candidate is timed for; 0 trusts the prediction.
+    ``replan_when``  plan again when steps take another time by this share.
+    ``timeline``     note when each bucket was ready and done, for ``timeline()``.
+    ``own_group``    a process group that nobody else uses (default: it makes one where it must).
+
+    Everything else is torch's own.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *torch_arguments: Any,
+        planner: str = "optimal",
+        plan: PlanSource | None = None,
+        collective: str = "auto",
+        wire_dtype: torch.dtype | None = None,
+        record_steps: int = 5,
+        trial_steps: int = 5,
+        replan_when: float | None = None,
+        timeline: bool = False,
+        own_group: dist.ProcessGroup | None = None,
+        **torch_options: Any,
+    ) -> None:
+        options = Options(
+            planner=planner,
+            collective=collective,
+            wire_dtype=wire_dtype,
+            record_steps=record_steps,
+            trial_steps=trial_steps,
+            replan_when=replan_when,
+            timeline=timeline,
+        )
+        super().__init__(module, *torch_arguments, **torch_options)
+        self._options, self._given_own_group = options, own_group
+        self._torch_cap_mb: float | None = torch_options.get("bucket_cap_mb")
+        self._planned = _planned_parameters(self)
+        self._sender: BucketSender | None = None
+        self._thread: CommunicationThread | None = None
+        self._user_hook: tuple[object, Callable[..., Any]] | None = None
+        self._recorder: SpanRecorder | None = None
+        self._clock_offset_s = 0.0
+        self._step = 0
+        self._unchecked: tuple[int, list[int]] | None = None
+        self._pilot: Pilot | None = None
+        why = why_unplannable(self._planned, torch_options, self.process_group.size())
+        if why is None:
+            self._pilot = self._new_pilot(_given_plan(self, plan))
+        elif self.process_group.size() > 1:
+            logger.warning("keeping torch's own buckets: %s", why)
+        self._why_unplanned = why
+        if timeline:
+            self._clock_offset_s = clock_offset_s(self.process_group)
+            self._recorder = SpanRecorder({p: name for name, p in self._planned.items()})
+        if why is not None:
+            self._hook([])
+
+    @property
+    def plan(self) -> Plan | None:
+        """What is carried out; None while it is being found, and where torch's own buckets stay."""
+        return None if self._pilot is None else self._pilot.found.plan
+
+    def recipe(self) -> Recipe:
+        """What a restart can be given as ``plan``."""
+        found = None if self._pilot is None else self._pilot.found
+        if found is None or found.plan is None or found.trace is None or found.network is None:
+            raise RequestError("nothing has been planned yet; call it after the first steps")
+        return Recipe(
+            workers=self.process_group.size(),
+            device=_device_name(self.device),
+            plan=found.plan,
+            trace=found.trace,
+            network=found.network,
+        )
+
+    def explain(self) -> str:
+        """What was measured, what was tried, what was chosen, what it gains."""
+        found = None if self._pilot is None else self._pilot.found
+        return explanation(found, self._why_unplanned, workers=self.process_group.size())
+
+    def timeline(self) -> Timeline:
+        """The last step as this rank saw it."""
+        if self._recorder is None:
+            raise RequestError("nothing was noted; wrap the model with timeline=True")
+        return self._recorder.timeline()
+
+    def timelines(self) -> list[Timeline]:
+        """The last step on every rank, on one clock. Call it on every rank, between two steps."""
+        if self._recorder is None:
+            raise RequestError("nothing was noted; wrap the model with timeline=True")
+        return aligned_timelines(self._recorder, self.process_group, self._clock_offset_s)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if self._sender is not None and self._sender.failure is not None:
+            raise self._sender.failure
+        is_step = torch.is_grad_enabled() and self.require_backward_grad_sync and self.training
+        if is_step:
+            self._begin_step(inputs)
+        output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if is_step and self._recorder is not None:
+            self._recorder.backward()
+        return output
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Ranks that have run out of data cannot take part in planning."""
+        if self._pilot is not None:
+            self._pilot.stop("planning ends where join() begins")
+        hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
+        return hook
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """A hook of the user's stays when buckets change."""
+        options = self._options
+        if options.wire_dtype is not None or options.timeline or options.collective != "auto":
+            raise RequestError(
+                "there is one hook per wrapper, and collective, wire_dtype or timeline need it; "
+                "leave them out"
+            )
+        super().register_comm_hook(state, hook)
+        self._user_hook = (state, hook)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy does not plan: threads and groups cannot be copied."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        kept = {"_pilot": None, "_sender": None, "_thread": None, "_recorder": None}
+        return {**state, **kept, "_given_own_group": None}
+
+    def _begin_step(self, inputs: tuple[Any, ...]) -> None:
+        self._step += 1
+        if self._pilot is not None:
+            self._pilot.step(_batch_size(inputs))
+        if self._sender is not None:
+            self._sender.step = self._step
+        self._check_buckets()
+        if self._recorder is not None:
+            self._recorder.begin()
+
+    def _check_buckets(self) -> None:
+        """Once after each change: did torch make the planned buckets?"""
+        if self._unchecked is None or self._step < self._unchecked[0]:
+            return
+        planned = self._unchecked[1]
+        self._unchecked = None
+        check_buckets(self, planned)
+
+    def _new_pilot(self, given: Plan | None) -> Pilot:
+        # The pilot must not keep the wrapper alive: it has to die before its process group.
+        wrapper = weakref.ref(self)
+
+        def adopt(what: Candidate | Literal["one bucket", "torch's own"]) -> None:
+            live = wrapper()
+            if live is not None:
+                live._adopt(what)  # noqa: SLF001
+
+        def own_group() -> dist.ProcessGroup:
+            live = wrapper()
+            assert live is not None
+            return live._own_group()  # noqa: SLF001
+
+        return Pilot(
+            self._options,
+            module=self.module,
+            parameters=self._planned,
+            group=self.process_group,
+            own_group=own_group,
+            adopt=adopt,
+            keeps_declared_order=self.find_unused_parameters and not self.static_graph,
+            given=given,
+        )
+
+    def _own_group(self) -> dist.ProcessGroup:
+        if self._given_own_group is None:
+            everyone = list(range(self.process_group.size()))
+            self._given_own_group = subgroups_of(self.process_group)(everyone)
+        assert self._given_own_group is not None
+        return self._given_own_group
+
+    def _adopt(self, what: Candidate | Literal["one bucket", "torch's own"]) -> None:
+        """Other buckets from now on."""
+        collectives: list[str] = []
+        self._unchecked = None
+        if isinstance(what, Candidate) and not what.is_torchs:
+            bytes_of = {name: parameter.nbytes for name, parameter in self._planned.items()}
+            caps_mb = bucket_caps_mb(what.plan, bytes_of)
+            planned = bucket_bytes(what.plan, bytes_of)
+            if self.find_unused_parameters and not self.static_graph:
+                caps_mb = caps_mb[::-1]  # torch goes through the declaration, then turns it round
+            swap_reducer(self, bucket_cap_mb=None, caps_mb=caps_mb)
+            collectives = [bucket.collective for bucket in what.plan.buckets]
+            self._unchecked = (self._step + CHECKED_AFTER_STEPS, planned)
+        elif what == "one bucket":
+            total_mb = sum(parameter.nbytes for parameter in self._planned.values()) / MIB
+            swap_reducer(self, bucket_cap_mb=None, caps_mb=[total_mb + 1])
+        else:
+            swap_reducer(self, bucket_cap_mb=self._torch_cap_mb, caps_mb=[])
+        self._hook(collectives)
+
+    def _hook(self, collectives: list[str]) -> None:
+        """Only where torch's own all-reduce is not all that is wanted."""
+        if self._user_hook is not None:
+            super().register_comm_hook(*self._user_hook)
+            return
+        named = self._options.collective
+        if not collectives and named not in {"auto", "native"}:
+            collectives = [named] * len(self._planned)
+        needs_thread = any(name != "native" for name in collectives)
+        if not needs_thread and self._options.wire_dtype is None and self._recorder is None:
+            self._sender = None
+            return
+        self._sender = BucketSender(
+            self.process_group,
+            collectives=collectives,
+            thread=self._communication_thread() if needs_thread else None,
+            wire_dtype=self._options.wire_dtype,
+            recorder=self._recorder,
+        )
+        super().register_comm_hook(self._sender, send_bucket)
+
+    def _communication_thread(self) -> CommunicationThread:
+        if self._thread is None:
+            self._thread = CommunicationThread(Communicator(self._own_group()))
+            weakref.finalize(self, self._thread.close)
+        return self._thread
+
+
+def _planned_parameters(ddp: TorchDDP) -> dict[str, nn.Parameter]:
+    return {
+        name: parameter
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore
+    }
+
+
+def _given_plan(ddp: TorchDDP, plan: PlanSource | None) -> Plan | None:
+    """None where there is none, or where it was made for something else."""
+    if isinstance(plan, str | os.PathLike):
+        plan = _read(plan)
+    if not isinstance(plan, Recipe):
+        return plan
+    why = plan.why_not(workers=ddp.process_group.size(), device=_device_name(ddp.device))
+    if why is None:
+        return plan.plan
+    logger.warning("planning again instead of using the recipe: %s", why)
+    return None
+
+
+def _read(path: str | os.PathLike[str]) -> Plan | Recipe:
+    if not Path(path).is_file():
+        raise RequestError(f"plan: there is no file {path}")
+    try:
+        return files.read(path, Recipe)
+    except FormatError as error:
+        if "schema: expected" not in str(error):
+            raise
+        return files.read(path, Plan)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type
+
+
+def _batch_size(inputs: tuple[Any, ...]) -> int:
+    """Of the first tensor that has one."""
+    sizes = _leading_sizes(inputs)
+    return max(1, next(sizes, 1))
+
+
+def _leading_sizes(value: Any) -> Iterator[int]:
+    if isinstance(value, torch.Tensor) and value.dim() > 0:
+        yield value.shape[0]
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _leading_sizes(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _leading_sizes(part)

@@ -1,0 +1,347 @@
+"""From a model that has just been wrapped to the fastest plan for it, while it trains.
+
+The course is a generator, and each ``yield`` is one synchronised training step. All ranks take the
+same course, step by step: what decides is agreed on first.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator
+from statistics import median
+from threading import Thread
+from typing import Literal
+
+import msgspec
+import torch.distributed as dist
+from msgspec import Struct
+from msgspec.structs import replace
+from torch import nn
+
+from gradweave.comm import Communicator
+from gradweave.comm.agree import broadcast_text, group_device, largest, ranks_that_differ
+from gradweave.errors import PlanMismatch
+from gradweave.measure.backward import Iteration, Observer, observing, recording_of
+from gradweave.measure.network import calibrate
+from gradweave.network import Network
+from gradweave.plan import Plan
+from gradweave.runtime.candidates import Candidate, shortlist
+from gradweave.runtime.options import AUTO, Options
+from gradweave.runtime.window import ComputeWindow
+from gradweave.simulation import simulate
+from gradweave.timeline import Timeline
+from gradweave.trace import Trace
+from gradweave.words import KIB, MIB
+
+logger = logging.getLogger(__name__)
+
+# torch's first steps after a change follow the order of declaration, and allocate.
+SETTLING_STEPS = 3
+RECORD_WARMUP = 2
+CALIBRATION_REPEATS = 3
+LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
+# Beside the backend's own: what is worth the thread it needs, for small messages and for tiers.
+AUTO_COLLECTIVES = ("native", "recursive-doubling")
+AUTO_TIERED = "blueconnect"
+DRIFT_STEPS = 20
+# Of two plans that differ by less, the one with the better prediction stays.
+TRIAL_NOISE = 0.01
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    """A candidate in real training steps; times of the slowest rank."""
+
+    candidate: Candidate
+    step_s: float
+
+
+class Findings(Struct, kw_only=True):
+    """What the course has found out so far."""
+
+    trace: Trace | None = None
+    network: Network | None = None
+    trials: list[Trial] = []
+    plan: Plan | None = None
+    predicted: Timeline | None = None
+    stage: str = "not begun"
+    note: str | None = None  # why there is no plan, or why there is another than was asked for
+
+
+# What the wrapper does when it is given other buckets: everything in one, while times are recorded,
+# a candidate's, or torch's own.
+Adopt = Callable[[Candidate | Literal["one bucket", "torch's own"]], None]
+
+
+class Pilot:
+    """Knows what to do at each step boundary; the wrapper calls ``step`` there."""
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        module: nn.Module,
+        parameters: dict[str, nn.Parameter],
+        group: dist.ProcessGroup,
+        own_group: Callable[[], dist.ProcessGroup],
+        adopt: Adopt,
+        keeps_declared_order: bool,
+        given: Plan | None,
+    ) -> None:
+        self.found = Findings()
+        self._options, self._module, self._parameters = options, module, parameters
+        self._group, self._own_group, self._adopt = group, own_group, adopt
+        self._keeps_declared_order = keeps_declared_order
+        self._device = group_device(group)
+        self._batch_size = 1
+        self._course: Generator[None] | None = self._from(given)
+
+    def step(self, batch_size: int) -> None:
+        """A synchronised training step begins; the one before it is over on this rank."""
+        self._batch_size = batch_size
+        if self._course is not None and next(self._course, "over") == "over":
+            self._course = None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.found.stage == "settled"
+
+    def stop(self, why: str) -> None:
+        """Keep what there is; from now on nothing is measured and nothing changes."""
+        if self._course is not None:
+            self._course.close()
+            self._course = None
+        if not self.is_settled:
+            self.found.stage, self.found.note = "settled", why
+            self.found.plan = None
+            self._adopt("torch's own")
+            logger.warning("keeping torch's own buckets: %s", why)
+
+    def _from(self, given: Plan | None) -> Generator[None]:
+        if given is not None:
+            yield from self._given(given)
+        while True:
+            if given is None:
+                planned = yield from self._planned()
+                if not planned:
+                    return
+            given = None
+            yield from self._until_drift()
+
+    def _given(self, plan: Plan) -> Iterator[None]:
+        self._check_plan(plan)
+        self.found.plan = plan
+        self._adopt(Candidate(plan=plan, predicted_s=0.0))
+        self.found.stage = "settled"
+        logger.info("%d messages as given, planned by %s", len(plan.buckets), plan.planner)
+        yield
+
+    def _planned(self) -> Generator[None, None, bool]:
+        """Record and calibrate, plan, try, choose; whether there is a plan in the end."""
+        self.found = Findings(stage="recording")
+        self._adopt("one bucket")
+        observed, network = yield from self._observed_and_calibrated()
+        trace = self._trace(observed)
+        if trace is None:
+            self.stop("gradients do not come in the same order in every step")
+            return False
+        self.found.trace, self.found.network = trace, network
+        candidates = self._candidates(trace, network)
+        self.found.stage = "trying"
+        if self._options.trial_steps:
+            for candidate in candidates:
+                yield from self._tried(candidate)
+            best = self._best()
+        else:
+            best = candidates[0]
+        self._settle(best, trace, network)
+        return True
+
+    def _observed_and_calibrated(self) -> Generator[None, None, tuple[list[Iteration], Network]]:
+        observed: list[Iteration] = []
+        window = ComputeWindow(self._parameters)
+        calibration = _Calibration(self._calibration(window))
+        with observing(self._module, self._parameters) as observer, window.watching():
+            steps = 0
+            while steps < RECORD_WARMUP + self._options.record_steps or self._any(
+                calibration.is_running
+            ):
+                observer.begin()
+                window.open()
+                yield
+                window.close()
+                if steps >= RECORD_WARMUP and (iteration := _complete(observer)):
+                    observed.append(iteration)
+                steps += 1
+        return observed, calibration.network()
+
+    def _calibration(self, window: ComputeWindow) -> Callable[[], Network]:
+        communicator = Communicator(self._own_group())
+        total_bytes = sum(parameter.nbytes for parameter in self._parameters.values())
+        algorithms = self._collectives(communicator)
+        return lambda: calibrate(
+            communicator.group,
+            name="calibrated in training",
+            algorithms=algorithms,
+            largest_bytes=min(max(total_bytes, LEAST_CALIBRATED_BYTES), MOST_CALIBRATED_BYTES),
+            repeats=CALIBRATION_REPEATS,
+            beside={"compute": window.turn},
+            communicator=communicator,
+        )
+
+    def _collectives(self, communicator: Communicator) -> tuple[str, ...]:
+        if self._options.collective != AUTO:
+            return (self._options.collective,)
+        is_tiered = len(communicator.topology.factors) > 1
+        return (*AUTO_COLLECTIVES, AUTO_TIERED) if is_tiered else AUTO_COLLECTIVES
+
+    def _trace(self, observed: list[Iteration]) -> Trace | None:
+        """In the order in which torch will bucket: rank 0's, or that of declaration."""
+        recording = recording_of(
+            observed,
+            self._parameters,
+            name=type(self._module).__name__,
+            batch_size=self._batch_size,
+            group=self._group,
+        )
+        if self._keeps_declared_order:
+            order = list(reversed(self._parameters))
+        else:
+            if self._any(recording.reordered > 0):
+                return None
+            own = "\n".join(observed[0].ready_s)
+            order = broadcast_text(self._group, own, device=self._device).split("\n")
+        if set(order) != set(self._parameters):
+            return None
+        by_name = {tensor.name: tensor for tensor in recording.trace.tensors}
+        tensors, latest_s = [], 0.0
+        for name in order:
+            latest_s = max(latest_s, by_name[name].ready_s)
+            tensors.append(replace(by_name[name], ready_s=latest_s))
+        return replace(recording.trace, tensors=tuple(tensors))
+
+    def _candidates(self, trace: Trace, network: Network) -> list[Candidate]:
+        """Rank 0 decides; what it says travels as JSON."""
+        text = ""
+        if self._group.rank() == 0:
+            found = shortlist(
+                trace,
+                network,
+                workers=self._group.size(),
+                planner=self._options.planner,
+                collectives=tuple(dict.fromkeys(entry.collective for entry in network.costs)),
+            )
+            text = msgspec.json.encode(found).decode()
+        text = broadcast_text(self._group, text, device=self._device)
+        return msgspec.json.decode(text, type=list[Candidate])
+
+    def _tried(self, candidate: Candidate) -> Iterator[None]:
+        self._check_plan(candidate.plan)
+        self._adopt(candidate)
+        for _ in range(SETTLING_STEPS):
+            yield
+        times_s = []
+        for _ in range(self._options.trial_steps):
+            started_s = time.perf_counter()
+            yield
+            times_s.append(time.perf_counter() - started_s)
+        slowest_s = largest(self._group, times_s, device=self._device)
+        self.found.trials.append(Trial(candidate=candidate, step_s=median(slowest_s)))
+
+    def _best(self) -> Candidate:
+        fastest_s = min(trial.step_s for trial in self.found.trials)
+        close = [t for t in self.found.trials if t.step_s <= fastest_s * (1 + TRIAL_NOISE)]
+        return min(close, key=lambda trial: trial.candidate.predicted_s).candidate
+
+    def _settle(self, best: Candidate, trace: Trace, network: Network) -> None:
+        self._adopt(best)
+        self.found.plan = best.plan
+        self.found.predicted = simulate(trace, best.plan, network, workers=self._group.size())
+        self.found.stage = "settled"
+        logger.info(
+            "%d tensors in %d messages, planned by %s, predicted %.1f ms an iteration",
+            len(trace.tensors),
+            len(best.plan.buckets),
+            best.plan.planner,
+            best.predicted_s * 1e3,
+        )
+
+    def _until_drift(self) -> Iterator[None]:
+        """Ends when steps take another time than they did when the plan was chosen."""
+        if self._options.replan_when is None:
+            while True:
+                yield
+        for _ in range(SETTLING_STEPS):
+            yield
+        expected_s: float | None = None
+        while True:
+            times_s = []
+            for _ in range(DRIFT_STEPS):
+                started_s = time.perf_counter()
+                yield
+                times_s.append(time.perf_counter() - started_s)
+            (now_s,) = largest(self._group, [median(times_s)], device=self._device)
+            expected_s = expected_s or now_s
+            if abs(now_s / expected_s - 1) > self._options.replan_when:
+                logger.warning(
+                    "steps took %.1f ms and now take %.1f ms; planning again",
+                    expected_s * 1e3,
+                    now_s * 1e3,
+                )
+                return
+
+    def _check_plan(self, plan: Plan) -> None:
+        """For this model, and the same on all ranks, before a reducer is built from it."""
+        planned = {name for bucket in plan.buckets for name in bucket.tensors}
+        if missing := sorted(set(self._parameters) - planned):
+            raise PlanMismatch(
+                f"{len(missing)} parameters of the model are in no bucket, first {missing[0]!r}; "
+                "this is a plan for another model"
+            )
+        if extra := sorted(planned - set(self._parameters)):
+            raise PlanMismatch(
+                f"the plan has {len(extra)} tensors that the model has not, first {extra[0]!r}; "
+                "this is a plan for another model"
+            )
+        text = msgspec.json.encode(plan).decode()
+        if different := ranks_that_differ(self._group, text, device=self._device):
+            raise PlanMismatch(
+                f"ranks {different} have another plan than rank 0; give all ranks the same plan"
+            )
+
+    def _any(self, mine: bool) -> bool:  # noqa: FBT001
+        (anyone,) = largest(self._group, [float(mine)], device=self._device)
+        return anyone > 0
+
+
+class _Calibration:
+    """Runs beside the training, on a thread and a group of its own."""
+
+    def __init__(self, run: Callable[[], Network]) -> None:
+        self._found: Network | None = None
+        self._failure: BaseException | None = None
+
+        def work() -> None:
+            try:
+                self._found = run()
+            except BaseException as error:  # noqa: BLE001 raised where the result is asked for
+                self._failure = error
+
+        self._thread = Thread(target=work, name="gradweave calibration", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def network(self) -> Network:
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        assert self._found is not None
+        return self._found
+
+
+def _complete(observer: Observer) -> Iteration | None:
+    """None where the step had no backward, such as an evaluation in training mode."""
+    if not observer.has_gradients:
+        return None
+    return observer.iteration()
