@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench results presets clean
+.PHONY: demo test lint bench report results presets clean
 
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
@@ -19,6 +19,11 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/planners.py
+
+# report.html of the runs that `gradweave bench training` has left in runs/, or of RUNS.
+RUNS ?= $(wildcard runs/*)
+report: $(INSTALLED)
+	$(BIN)/gradweave report $(RUNS)
 
 # docs/results.md and its pictures: the papers' simulated results beside the papers' own figures.
 results: $(INSTALLED)

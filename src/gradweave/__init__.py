@@ -1,4 +1,10 @@
-"""Fast synchronous data-parallel training in PyTorch on the network you have."""
+"""Fast synchronous data-parallel training in PyTorch on the network you have.
+
+What needs torch is imported when it is first asked for: everything else starts at once without it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from gradweave.compression import Compression
 from gradweave.costs import Curve, Level, Line, Link, Links
@@ -16,9 +22,21 @@ from gradweave.network import CollectiveCost, Network
 from gradweave.plan import Bucket, Plan
 from gradweave.planning import make_plan
 from gradweave.presets import load_network, load_trace
+from gradweave.recipe import Recipe
 from gradweave.simulation import simulate
 from gradweave.timeline import Span, Timeline
 from gradweave.trace import Tensor, Trace
+
+if TYPE_CHECKING:
+    from gradweave.measure.backward import record_trace
+    from gradweave.measure.network import calibrate
+    from gradweave.runtime.ddp import DistributedDataParallel
+
+WITH_TORCH = {
+    "DistributedDataParallel": "gradweave.runtime.ddp",
+    "calibrate": "gradweave.measure.network",
+    "record_trace": "gradweave.measure.backward",
+}
 
 __all__ = [
     "Bucket",
@@ -26,6 +44,7 @@ __all__ = [
     "CollectiveError",
     "Compression",
     "Curve",
+    "DistributedDataParallel",
     "FormatError",
     "GradweaveError",
     "LabError",
@@ -36,18 +55,27 @@ __all__ = [
     "Network",
     "Plan",
     "PlanMismatch",
+    "Recipe",
     "RequestError",
     "Span",
     "Tensor",
     "Timeline",
     "Trace",
     "UnknownCost",
+    "calibrate",
     "load_network",
     "load_trace",
     "make_plan",
     "read",
+    "record_trace",
     "simulate",
     "write",
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in WITH_TORCH:
+        raise AttributeError(f"module 'gradweave' has no attribute {name!r}")
+    return getattr(import_module(WITH_TORCH[name]), name)

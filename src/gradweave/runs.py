@@ -36,7 +36,7 @@ class Run(Struct, frozen=True, kw_only=True):
     results: Results
     plans: dict[str, Plan]
     predicted: dict[str, Timeline]
-    measured: dict[str, Timeline]
+    measured: dict[str, Timeline]  # of the runtimes whose messages were watched
 
 
 class RunFolder:
@@ -45,15 +45,16 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
-    def begin(self, trace: Trace, network: Network, predictions: list[Prediction]) -> None:
+    def begin(self, trace: Trace, network: Network) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         files.write(self.path / "trace.json", trace)
         files.write(self.path / "network.json", network)
-        for prediction in predictions:
-            folder = self._of(prediction.runtime)
-            folder.mkdir(exist_ok=True)
-            files.write(folder / "plan.json", prediction.plan)
-            files.write(folder / "predicted.json", prediction.timeline)
+
+    def predict(self, prediction: Prediction) -> None:
+        folder = self._of(prediction.runtime)
+        folder.mkdir(exist_ok=True)
+        files.write(folder / "plan.json", prediction.plan)
+        files.write(folder / "predicted.json", prediction.timeline)
 
     def finish(self, results: Results, measured: dict[str, Timeline]) -> None:
         for runtime, timeline in measured.items():
@@ -76,7 +77,9 @@ class RunFolder:
                 name: files.read(self._of(name) / "predicted.json", Timeline) for name in runtimes
             },
             measured={
-                name: files.read(self._of(name) / "measured.json", Timeline) for name in runtimes
+                name: files.read(self._of(name) / "measured.json", Timeline)
+                for name in runtimes
+                if (self._of(name) / "measured.json").exists()
             },
         )
 

@@ -36,11 +36,9 @@ def test_a_run_comes_back_as_it_was(tmp_path, small_trace, linked_network):
         name: simulate(small_trace, plan, linked_network, workers=2) for name, plan in plans.items()
     }
     folder = RunFolder(tmp_path / "new" / "run")
-    folder.begin(
-        small_trace,
-        linked_network,
-        [Prediction(runtime=name, plan=plans[name], timeline=timelines[name]) for name in runtimes],
-    )
+    folder.begin(small_trace, linked_network)
+    for name in runtimes:
+        folder.predict(Prediction(runtime=name, plan=plans[name], timeline=timelines[name]))
     with pytest.raises(
         FormatError, match=r"has no results\.json; name a folder of a run that ended"
     ):

@@ -1,12 +1,13 @@
 """Training speed on an emulated cluster: predicted first, then measured, runtimes taking turns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import msgspec
 from msgspec import Struct
 
 from gradweave.bench.jobs import ask
+from gradweave.compression import METHODS, parse_compression
 from gradweave.errors import RequestError
 from gradweave.lab import Cluster
 from gradweave.network import Network
@@ -21,17 +22,17 @@ from gradweave.words import MIB, ReplayMode, parse_spec
 
 JOB = "gradweave.bench.training_job"
 
-TORCH, TUNED, COMPUTE = "torch-ddp", "torch-ddp-tuned", "compute"
+TORCH, TUNED, OURS, COMPUTE = "torch-ddp", "torch-ddp-tuned", "gradweave", "compute"
 
 # What a patient user would try for `bucket_cap_mb`.
 SWEPT_MB = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 35, 50, 75, 100, 150, 200)
 
 
 class Case(Struct, frozen=True, kw_only=True):
-    """A runtime and the plan that it is expected to follow; without one, nothing is sent."""
+    """A runtime, and the plan it is to follow; OURS finds its own, COMPUTE sends nothing."""
 
     runtime: str
-    plan: Plan | None
+    plan: Plan | None = None
     bucket_cap_mb: float | None = None  # torch's own argument, where the runtime is torch's own
 
 
@@ -46,9 +47,13 @@ class TrainingQuestion(Struct, frozen=True, kw_only=True):
 
 
 class TrainingAnswer(Struct, frozen=True, kw_only=True):
-    """What one case took in one repeat, on the slowest rank; or its timeline on rank 0."""
+    """What one case took in one repeat, on the slowest rank; or its timeline on rank 0.
+
+    Or, before it is timed, the plan it has found and what that is expected to do.
+    """
 
     runtime: str
+    prediction: Prediction | None = None
     iteration_s: float | None = None  # median over the iterations of this repeat
     correct: bool | None = None  # gradients were the mean over the ranks, and buckets the plan's
     timeline: Timeline | None = None
@@ -60,17 +65,21 @@ class Settings(Struct, frozen=True, kw_only=True):
     warmup: int
     iterations: int
     repeats: int
+    with_timelines: bool = True
 
 
 def check_runtimes(runtimes: Sequence[str]) -> None:
     """Before a cluster is built for nothing."""
     for name in runtimes:
-        if name in {TORCH, TUNED}:
+        if name in {TORCH, TUNED, OURS}:
+            continue
+        if parse_spec(name).name in METHODS:
+            parse_compression(name)
             continue
         try:
             find_planner(name)
         except RequestError as error:
-            raise RequestError(f"{error}; or {TORCH}, {TUNED}") from None
+            raise RequestError(f"{error}; or {', '.join([TORCH, TUNED, OURS, *METHODS])}") from None
     if len(set(runtimes)) < len(runtimes):
         raise RequestError(f"a runtime stands twice in {','.join(runtimes)}")
 
@@ -91,11 +100,21 @@ def train_on_cluster(
         cap_mb = _best_cap_mb(cluster, trace, network, settings, advance)
     workers = cluster.spec.world_size
     cases = [_case(name, trace, network, workers, cap_mb) for name in settings.runtimes]
-    predictions = [_prediction(case, trace, network, workers) for case in cases]
-    folder.begin(trace, network, predictions)
-    alone = Case(runtime=COMPUTE, plan=None)
-    question = _question(trace, [alone, *cases], settings, timelines=True)
-    answers = _run(cluster, question, advance)
+    folder.begin(trace, network)
+    predictions: dict[str, Prediction] = {}
+
+    def expect(prediction: Prediction) -> None:
+        predictions[prediction.runtime] = prediction
+        folder.predict(prediction)
+
+    for case in cases:
+        if case.plan is not None:
+            timeline = simulate(trace, case.plan, network, workers=workers)
+            expect(Prediction(runtime=case.runtime, plan=case.plan, timeline=timeline))
+    question = _question(
+        trace, [Case(runtime=COMPUTE), *cases], settings, timelines=settings.with_timelines
+    )
+    answers = _run(cluster, question, advance, on_prediction=expect)
     results = _results(cluster, trace, cases, predictions, answers)
     folder.finish(
         Results(command=command, rows=tuple(results)),
@@ -104,16 +123,12 @@ def train_on_cluster(
     return results
 
 
-def _prediction(case: Case, trace: Trace, network: Network, workers: int) -> Prediction:
-    assert case.plan is not None
-    timeline = simulate(trace, case.plan, network, workers=workers)
-    return Prediction(runtime=case.runtime, plan=case.plan, timeline=timeline)
-
-
 def steps(trace: Trace, settings: Settings) -> int:
     """How many times ``train_on_cluster`` will advance."""
     swept = len(_swept_caps_mb(trace)) * SWEEP_REPEATS if TUNED in settings.runtimes else 0
-    return swept + (len(settings.runtimes) + 1) * (settings.repeats + 1)
+    found = 1 if OURS in settings.runtimes else 0
+    passes = settings.repeats + (1 if settings.with_timelines else 0)
+    return swept + found + (len(settings.runtimes) + 1) * passes
 
 
 SWEEP_REPEATS = 2
@@ -146,7 +161,13 @@ def _swept_caps_mb(trace: Trace) -> list[float]:
 
 
 def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: float | None) -> Case:
+    if runtime == OURS:
+        return Case(runtime=OURS)
     is_swept = runtime == TUNED or parse_spec(runtime).name == "fixed"
+    if parse_spec(runtime).name in METHODS:
+        compression = parse_compression(runtime)
+        plan = make_plan(trace, network, workers=workers, compression=compression)
+        return Case(runtime=runtime, plan=plan)
     planner = {TORCH: "ddp", TUNED: f"fixed:{round((cap_mb or 0) * MIB)}"}.get(runtime, runtime)
     plan = make_plan(trace, network, workers=workers, planner=planner, collective="native")
     return Case(runtime=runtime, plan=plan, bucket_cap_mb=cap_mb if is_swept else None)
@@ -167,12 +188,18 @@ def _question(
 
 
 def _run(
-    cluster: Cluster, question: TrainingQuestion, advance: Callable[[], None]
+    cluster: Cluster,
+    question: TrainingQuestion,
+    advance: Callable[[], None],
+    *,
+    on_prediction: Callable[[Prediction], None] = lambda _: None,
 ) -> list[TrainingAnswer]:
     answers: list[TrainingAnswer] = []
 
     def take(text: str) -> None:
         answers.append(msgspec.json.decode(text, type=TrainingAnswer))
+        if answers[-1].prediction is not None:
+            on_prediction(answers[-1].prediction)
         advance()
 
     ask(cluster, JOB, question, on_answer=take)
@@ -183,13 +210,14 @@ def _results(
     cluster: Cluster,
     trace: Trace,
     cases: Sequence[Case],
-    predictions: Sequence[Prediction],
+    predictions: Mapping[str, Prediction],
     answers: Sequence[TrainingAnswer],
 ) -> list[Result]:
     compute_s = _median_s(answers, COMPUTE)
     torch_s = _median_s(answers, TORCH) if any(c.runtime == TORCH for c in cases) else None
     results = []
-    for case, prediction in zip(cases, predictions, strict=True):
+    for case in cases:
+        prediction = predictions[case.runtime]
         iteration_s = _median_s(answers, case.runtime)
         results.append(
             Result(

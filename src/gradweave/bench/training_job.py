@@ -8,19 +8,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.bench.jobs import answer, asked
 from gradweave.bench.ranks import default_group
-from gradweave.bench.training import TORCH, Case, TrainingAnswer, TrainingQuestion
+from gradweave.bench.training import COMPUTE, OURS, TORCH, Case, TrainingAnswer, TrainingQuestion
 from gradweave.comm.agree import largest
+from gradweave.comm.communicator import subgroups_of
+from gradweave.errors import RequestError
 from gradweave.measure.spans import SpanRecorder, watch
 from gradweave.plan import Plan
-from gradweave.runtime.buckets import bucket_bytes, bucket_caps_mb, check_buckets
+from gradweave.runs import Prediction
+from gradweave.runtime.buckets import bucket_bytes, check_buckets
+from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave.sparse.settings import GTopK, Sparse, TopK
 from gradweave.timeline import Timeline
 from gradweave.workloads.replay import Replay
 
@@ -33,6 +40,7 @@ class Trainee:
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         self.model, self.group = model, group
+        self.own_group = subgroups_of(group)(list(range(group.size())))
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.bytes_of = {name: parameter.nbytes for parameter, name in self.names.items()}
 
@@ -50,42 +58,58 @@ class Trainee:
             recorder.ready()
 
 
+class Running(NamedTuple):
+    """One iteration of a case, to be called again and again, and how the last one went."""
+
+    step: Callable[[], None]
+    timeline: Callable[[], Timeline]
+
+
 @contextmanager
-def running(
-    case: Case, trainee: Trainee, recorder: SpanRecorder | None
-) -> Iterator[Callable[[], None]]:
-    """One iteration of a case, to be called again and again."""
-    if case.plan is None:
-        yield lambda: trainee.iterate(trainee.model, recorder)
-    elif not case.plan.overlap:
-        plan = case.plan
+def running(case: Case, trainee: Trainee, *, noting: bool = False) -> Iterator[Running]:
+    """``noting``: with a timeline."""
+    recorder = SpanRecorder(trainee.names)
+    noted = recorder if noting else None
+    plan = case.plan
+    if plan is None:
+        yield Running(lambda: trainee.iterate(trainee.model, noted), recorder.timeline)
+    elif not plan.overlap:
 
         def after_backward() -> None:
-            trainee.iterate(trainee.model, recorder)
-            _average(plan, trainee, recorder)
+            trainee.iterate(trainee.model, noted)
+            _average(plan, trainee, noted)
 
-        yield after_backward
-    else:
-        ddp = _wrapped(case, case.plan, trainee)
-        if recorder is not None:
+        yield Running(after_backward, recorder.timeline)
+    elif case.runtime == TORCH or case.bucket_cap_mb is not None:
+        ddp = TorchDDP(
+            trainee.model,
+            process_group=trainee.group,
+            init_sync=False,
+            bucket_cap_mb=case.bucket_cap_mb,
+        )
+        if noting:
             watch(ddp, recorder)
-        yield lambda: trainee.iterate(ddp, recorder)
-        check_buckets(ddp, bucket_bytes(case.plan, trainee.bytes_of))
+        yield Running(lambda: trainee.iterate(ddp, noted), recorder.timeline)
+        check_buckets(ddp, bucket_bytes(plan, trainee.bytes_of))
+    else:
+        ours = DistributedDataParallel(
+            trainee.model,
+            process_group=trainee.group,
+            init_sync=False,
+            plan=plan,
+            compression=_settings(plan),
+            timeline=noting,
+            own_group=trainee.own_group,
+        )
+        yield Running(lambda: trainee.iterate(ours, None), ours.timeline)
+        check_buckets(ours, bucket_bytes(plan, trainee.bytes_of))
 
 
-def _wrapped(case: Case, plan: Plan, trainee: Trainee) -> DistributedDataParallel:
-    """torch's own wrapper: as it comes, with a uniform cap, or with the plan's."""
-    caps: dict[str, object] = {"bucket_cap_mb_list": bucket_caps_mb(plan, trainee.bytes_of)}
-    if case.bucket_cap_mb is not None:
-        caps = {"bucket_cap_mb": case.bucket_cap_mb}
-    elif case.runtime == TORCH:
-        caps = {}
-    return DistributedDataParallel(
-        trainee.model,
-        process_group=trainee.group,
-        init_sync=False,
-        **caps,  # type: ignore[arg-type]
-    )
+def _settings(plan: Plan) -> Sparse | None:
+    compression = plan.buckets[0].compression
+    if compression is None:
+        return None
+    return (TopK if compression.method == "topk" else GTopK)(density=compression.density)
 
 
 def _average(plan: Plan, trainee: Trainee, recorder: SpanRecorder | None) -> None:
@@ -106,16 +130,28 @@ def _average(plan: Plan, trainee: Trainee, recorder: SpanRecorder | None) -> Non
             recorder.done(started_s, [parameter], parameter.nbytes)
 
 
+def found_by_itself(trainee: Trainee) -> Prediction:
+    """What our wrapper settles on, and what it then expects."""
+    ddp = DistributedDataParallel(
+        trainee.model, process_group=trainee.group, init_sync=False, own_group=trainee.own_group
+    )
+    while (found := ddp.findings()).stage != "settled":
+        trainee.iterate(ddp, None)
+    if found.plan is None or found.predicted is None:
+        raise RequestError(ddp.explain())
+    return Prediction(runtime=OURS, plan=found.plan, timeline=found.predicted)
+
+
 def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingAnswer:
     taken_s = []
-    with running(case, trainee, None) as step:
+    with running(case, trainee) as run:
         for _ in range(question.warmup):
-            step()
-        correct = _is_correct(trainee, averaged=case.plan is not None)
+            run.step()
+        correct = _is_correct(case, trainee)
         trainee.group.barrier().wait()
         for _ in range(question.iterations):
             started_s = time.perf_counter()
-            step()
+            run.step()
             taken_s.append(time.perf_counter() - started_s)
     slowest_s = largest(trainee.group, taken_s, device=torch.device("cpu"))
     return TrainingAnswer(runtime=case.runtime, iteration_s=median(slowest_s), correct=correct)
@@ -123,21 +159,22 @@ def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingA
 
 def timeline(case: Case, trainee: Trainee, question: TrainingQuestion) -> Timeline:
     """Of the iteration that took the median time."""
-    recorder = SpanRecorder(trainee.names)
     timelines = []
-    with running(case, trainee, recorder) as step:
+    with running(case, trainee, noting=True) as run:
         for number in range(question.warmup + TIMELINE_ITERATIONS):
-            step()
+            run.step()
             if number >= question.warmup:
-                timelines.append(recorder.timeline())
+                timelines.append(run.timeline())
     timelines.sort(key=lambda one: one.iteration_s)
     return timelines[len(timelines) // 2]
 
 
-def _is_correct(trainee: Trainee, *, averaged: bool) -> bool:
-    """Rank r's gradients are r + 1 everywhere, so their mean is known."""
+def _is_correct(case: Case, trainee: Trainee) -> bool:
+    """Rank r's gradients are r + 1, so their mean is known; sparse ones must be alike."""
     size, rank = trainee.group.size(), trainee.group.rank()
-    expected = (size + 1) / 2 if averaged else rank + 1.0
+    if case.plan is not None and case.plan.buckets[0].compression is not None:
+        return _is_alike(trainee)
+    expected = rank + 1.0 if case.runtime == COMPUTE else (size + 1) / 2
     wrong = any(
         parameter.grad is None or not torch.all(parameter.grad == expected)
         for parameter in trainee.model.parameters()
@@ -146,14 +183,30 @@ def _is_correct(trainee: Trainee, *, averaged: bool) -> bool:
     return wrong_ranks == 0.0
 
 
+def _is_alike(trainee: Trainee) -> bool:
+    total = sum(
+        float(parameter.grad.double().sum())
+        for parameter in trainee.model.parameters()
+        if parameter.grad is not None
+    )
+    most, negated_least = largest(trainee.group, [total, -total], device=torch.device("cpu"))
+    return most == -negated_least != 0.0
+
+
 def answers(question: TrainingQuestion, group: dist.ProcessGroup) -> Iterator[TrainingAnswer]:
     model = Replay(question.trace, mode=question.mode, gradient=group.rank() + 1.0)
     trainee = Trainee(model, group)
+    cases = list(question.cases)
+    for number, case in enumerate(cases):
+        if case.runtime == OURS:
+            prediction = found_by_itself(trainee)
+            cases[number] = replace(case, plan=prediction.plan)
+            yield TrainingAnswer(runtime=OURS, prediction=prediction)
     for _ in range(question.repeats):
-        for case in question.cases:
+        for case in cases:
             yield timed(case, trainee, question)
     if question.with_timelines:
-        for case in question.cases:
+        for case in cases:
             yield TrainingAnswer(runtime=case.runtime, timeline=timeline(case, trainee, question))
 
 

@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=names,
         default=names(DEFAULT_RUNTIMES),
         metavar="R",
-        help="torch-ddp, torch-ddp-tuned (its best bucket_cap_mb, found by trying), or a planner "
+        help="torch-ddp, torch-ddp-tuned (its best bucket_cap_mb, found by trying), gradweave (our "
+        "wrapper, which plans by itself), or a planner, whose plan our wrapper is given "
         f"(default: {DEFAULT_RUNTIMES})",
     )
     parser.add_argument(

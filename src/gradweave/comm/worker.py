@@ -38,12 +38,16 @@ class CommunicationThread:
         self, operation: Operation, message: torch.Tensor, *, collective: str, root: int = 0
     ) -> Done:
         """A future of the message itself; once a collective has failed, all later ones fail."""
-        if self._closed:
-            raise CollectiveError("the communication thread is closed; nothing can be submitted")
 
         def task() -> None:
             self._communicator.run(operation, message, collective=collective, root=root)
 
+        return self.submit_task(task, message)
+
+    def submit_task(self, task: Callable[[], None], message: torch.Tensor) -> Done:
+        """Anything else that communicates over the communicator's group and changes the message."""
+        if self._closed:
+            raise CollectiveError("the communication thread is closed; nothing can be submitted")
         if message.device.type != "cpu":
             return self._enqueue(task, message)
         done: Done = torch.futures.Future()

@@ -24,9 +24,13 @@ def bucket_caps_mb(plan: Plan, bytes_of: Mapping[str, int]) -> list[float]:
 
 
 def torch_bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
-    """The buckets torch has built from the order in which gradients came; empty before that."""
+    """The buckets torch has built from the order in which gradients came; empty until it says so.
+
+    With unused parameters to find, torch keeps its first buckets, in the order of declaration.
+    """
     logging_data = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # noqa: SLF001
-    logged = str(logging_data.get("rebuilt_bucket_sizes", ""))
+    keeps_first = ddp.find_unused_parameters and not ddp.static_graph
+    logged = str(logging_data.get("bucket_sizes" if keeps_first else "rebuilt_bucket_sizes", ""))
     return [int(size) for size in logged.split(",") if size.strip()]
 
 

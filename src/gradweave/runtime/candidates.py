@@ -3,6 +3,7 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gradweave.compression import Compression
 from gradweave.costs.cost import FloatArray
 from gradweave.network import Network
 from gradweave.plan import Bucket, Plan
@@ -27,13 +28,30 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 def shortlist(
-    trace: Trace, network: Network, *, workers: int, planner: str, collectives: tuple[str, ...]
+    trace: Trace,
+    network: Network,
+    *,
+    workers: int,
+    planner: str,
+    collectives: tuple[str, ...],
+    compression: Compression | None = None,
 ) -> list[Candidate]:
     """The planner's plan first, torch's last; plans with the same buckets stand once."""
-    first = collectives[0]
+
+    def planned_as_is(name: str) -> Plan:
+        return make_plan(
+            trace,
+            network,
+            workers=workers,
+            planner=name,
+            collective=collectives[0],
+            compression=compression,
+        )
 
     def planned(name: str) -> Plan:
-        plan = make_plan(trace, network, workers=workers, planner=name, collective=first)
+        plan = planned_as_is(name)
+        if compression is not None:
+            return plan
         return with_best_collectives(plan, trace, network, workers=workers, known=collectives)
 
     def candidate(plan: Plan) -> Candidate:
@@ -47,9 +65,7 @@ def shortlist(
     best_uniform = min(uniform, key=lambda one: one.predicted_s)
     found = [*(candidate(planned(name)) for name in names), best_uniform]
     unique = {one.plan.buckets: one for one in reversed(found)}
-    torchs = candidate(
-        make_plan(trace, network, workers=workers, planner="ddp", collective="native")
-    )
+    torchs = candidate(planned_as_is("ddp"))
     unique.pop(torchs.plan.buckets, None)
     return [*reversed(unique.values()), replace(torchs, is_torchs=True)]
 

@@ -22,13 +22,22 @@ from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
-from gradweave.runtime.buckets import bucket_bytes, bucket_caps_mb, check_buckets
+from gradweave.runtime.buckets import (
+    bucket_bytes,
+    bucket_caps_mb,
+    check_buckets,
+    torch_bucket_bytes,
+)
 from gradweave.runtime.candidates import Candidate
 from gradweave.runtime.explain import explanation
-from gradweave.runtime.hooks import BucketSender, send_bucket
-from gradweave.runtime.options import Options, why_unplannable
-from gradweave.runtime.pilot import Pilot
+from gradweave.runtime.hooks import BucketSender, SparseSender, send_bucket
+from gradweave.runtime.options import Options, check_caps, why_unplannable
+from gradweave.runtime.pilot import Findings, Pilot
 from gradweave.runtime.swap import swap_reducer
+from gradweave.sparse.exchanger import Exchanger
+from gradweave.sparse.settings import Sparse
+from gradweave.sparse.step import Sparsifier
+from gradweave.sparse.warmup import MomentumCorrection
 from gradweave.timeline import Timeline
 from gradweave.words import MIB
 
@@ -36,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 PlanSource = Plan | Recipe | str | os.PathLike[str]
 
-# Steps after a change of buckets until torch must report the planned ones.
+# Steps after a change of buckets before torch may report the new ones.
 CHECKED_AFTER_STEPS = 4
 
 
@@ -50,6 +59,8 @@ class DistributedDataParallel(TorchDDP):
     ``planner``      which plan to try first, as `gradweave plan --planner`.
     ``plan``         a Plan or Recipe, or a file of one: nothing is recorded and nothing is tried.
     ``collective``   "auto", or how every bucket travels, as `gradweave bench collectives` names it.
+    ``compression``  GTopK(…) or TopK(…) of gradweave.sparse.settings: only the largest travel.
+    ``grad_scaler``  with compression: whose scale the residuals follow.
     ``wire_dtype``   torch.float16 or torch.bfloat16, while gradients travel.
     ``record_steps`` how many steps are recorded at least, after two for warming up.
     ``trial_steps``  how many steps each candidate is timed for; 0 trusts the prediction.
@@ -67,6 +78,8 @@ class DistributedDataParallel(TorchDDP):
         planner: str = "optimal",
         plan: PlanSource | None = None,
         collective: str = "auto",
+        compression: Sparse | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
         wire_dtype: torch.dtype | None = None,
         record_steps: int = 5,
         trial_steps: int = 5,
@@ -78,16 +91,20 @@ class DistributedDataParallel(TorchDDP):
         options = Options(
             planner=planner,
             collective=collective,
+            compression=compression,
             wire_dtype=wire_dtype,
             record_steps=record_steps,
             trial_steps=trial_steps,
             replan_when=replan_when,
             timeline=timeline,
         )
+        check_caps(torch_options)
         super().__init__(module, *torch_arguments, **torch_options)
         self._options, self._given_own_group = options, own_group
         self._torch_cap_mb: float | None = torch_options.get("bucket_cap_mb")
         self._planned = _planned_parameters(self)
+        self._grad_scaler = grad_scaler
+        self._sparse: SparseSender | None = None
         self._sender: BucketSender | None = None
         self._thread: CommunicationThread | None = None
         self._user_hook: tuple[object, Callable[..., Any]] | None = None
@@ -113,10 +130,14 @@ class DistributedDataParallel(TorchDDP):
         """What is carried out; None while it is being found, and where torch's own buckets stay."""
         return None if self._pilot is None else self._pilot.found.plan
 
+    def findings(self) -> Findings:
+        """What planning has found out so far."""
+        return Findings() if self._pilot is None else self._pilot.found
+
     def recipe(self) -> Recipe:
         """What a restart can be given as ``plan``."""
-        found = None if self._pilot is None else self._pilot.found
-        if found is None or found.plan is None or found.trace is None or found.network is None:
+        found = self.findings()
+        if found.plan is None or found.trace is None or found.network is None:
             raise RequestError("nothing has been planned yet; call it after the first steps")
         return Recipe(
             workers=self.process_group.size(),
@@ -166,10 +187,11 @@ class DistributedDataParallel(TorchDDP):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """A hook of the user's stays when buckets change."""
         options = self._options
-        if options.wire_dtype is not None or options.timeline or options.collective != "auto":
+        named = options.collective != "auto"
+        if options.wire_dtype or options.compression or options.timeline or named:
             raise RequestError(
-                "there is one hook per wrapper, and collective, wire_dtype or timeline need it; "
-                "leave them out"
+                "there is one hook per wrapper, and collective, compression, wire_dtype or "
+                "timeline need it; leave them out"
             )
         super().register_comm_hook(state, hook)
         self._user_hook = (state, hook)
@@ -177,11 +199,22 @@ class DistributedDataParallel(TorchDDP):
     def __getstate__(self) -> dict[str, Any]:
         """A copy does not plan: threads and groups cannot be copied."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        kept = {"_pilot": None, "_sender": None, "_thread": None, "_recorder": None}
+        kept = {
+            "_pilot": None,
+            "_sender": None,
+            "_sparse": None,
+            "_thread": None,
+            "_recorder": None,
+        }
         return {**state, **kept, "_given_own_group": None}
 
     def _begin_step(self, inputs: tuple[Any, ...]) -> None:
         self._step += 1
+        if self._sparse is not None:
+            if self._step > 1:
+                self._sparse.sparsifier.commit()
+            if self._grad_scaler is not None:
+                self._sparse.sparsifier.follow_scale(self._grad_scaler.get_scale())
         if self._pilot is not None:
             self._pilot.step(_batch_size(inputs))
         if self._sender is not None:
@@ -191,8 +224,10 @@ class DistributedDataParallel(TorchDDP):
             self._recorder.begin()
 
     def _check_buckets(self) -> None:
-        """Once after each change: did torch make the planned buckets?"""
+        """Once after each change, when torch has reported its buckets: are they the planned ones?"""
         if self._unchecked is None or self._step < self._unchecked[0]:
+            return
+        if not torch_bucket_bytes(self):
             return
         planned = self._unchecked[1]
         self._unchecked = None
@@ -258,7 +293,8 @@ class DistributedDataParallel(TorchDDP):
         named = self._options.collective
         if not collectives and named not in {"auto", "native"}:
             collectives = [named] * len(self._planned)
-        needs_thread = any(name != "native" for name in collectives)
+        compression = self._options.compression
+        needs_thread = compression is not None or any(name != "native" for name in collectives)
         if not needs_thread and self._options.wire_dtype is None and self._recorder is None:
             self._sender = None
             return
@@ -268,8 +304,27 @@ class DistributedDataParallel(TorchDDP):
             thread=self._communication_thread() if needs_thread else None,
             wire_dtype=self._options.wire_dtype,
             recorder=self._recorder,
+            sparse=None if compression is None else self._sparse_sender(compression),
         )
         super().register_comm_hook(self._sender, send_bucket)
+
+    def _sparse_sender(self, settings: Sparse) -> SparseSender:
+        """One for the wrapper's life: residuals stay when buckets change."""
+        if self._sparse is None:
+            momentum = None
+            if settings.momentum is not None:
+                momentum = MomentumCorrection(self._planned, momentum=settings.momentum)
+            sparsifier = Sparsifier(
+                Exchanger(self._own_group()),
+                self._planned,
+                exchange=settings.exchange,
+                selection=settings.selection,
+                momentum=momentum,
+                clip_norm=settings.clip_norm,
+            )
+            names = {parameter: name for name, parameter in self._planned.items()}
+            self._sparse = SparseSender(sparsifier, settings, names)
+        return self._sparse
 
     def _communication_thread(self) -> CommunicationThread:
         if self._thread is None:

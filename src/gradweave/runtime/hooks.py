@@ -4,17 +4,38 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gradweave.comm.worker import CommunicationThread
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
+from gradweave.sparse.settings import Sparse
+from gradweave.sparse.step import Sparsifier
 
 logger = logging.getLogger(__name__)
+
+
+class SparseSender:
+    """Sends only the largest gradients of a bucket, and keeps the rest."""
+
+    def __init__(
+        self, sparsifier: Sparsifier, settings: Sparse, names: Mapping[nn.Parameter, str]
+    ) -> None:
+        self.sparsifier, self.settings, self._names = sparsifier, settings, names
+
+    def average(self, message: torch.Tensor, parameters: list[nn.Parameter], step: int) -> None:
+        self.sparsifier.reduce(
+            [self._names[parameter] for parameter in parameters],
+            message,
+            density=self.settings.density_at(step - 1),
+            divide_by=self.sparsifier.exchanger.group.size(),
+        )
 
 
 class BucketSender:
@@ -28,8 +49,9 @@ class BucketSender:
         thread: CommunicationThread | None = None,
         wire_dtype: torch.dtype | None = None,
         recorder: SpanRecorder | None = None,
+        sparse: SparseSender | None = None,
     ) -> None:
-        self.group, self.thread = group, thread
+        self.group, self.thread, self.sparse = group, thread, sparse
         self.wire_dtype, self.recorder = wire_dtype, recorder
         self.step = 0
         self.failure: CollectiveError | None = None
@@ -39,7 +61,14 @@ class BucketSender:
         """As planned; torch's first buckets, before it knows the order, may be more than these."""
         return self._collectives[bucket] if bucket < len(self._collectives) else "native"
 
-    def all_reduce(self, message: torch.Tensor, bucket: int) -> torch.futures.Future[Any]:
+    def average(
+        self, message: torch.Tensor, bucket: int, parameters: list[nn.Parameter]
+    ) -> torch.futures.Future[Any]:
+        """Sum in place; a sparse one divides too."""
+        if self.sparse is not None:
+            assert self.thread is not None
+            task = partial(self.sparse.average, message, parameters, self.step)
+            return self.thread.submit_task(task, message)
         collective = self.collective_of(bucket)
         if collective == "native":
             return self.group.allreduce([message]).get_future()
@@ -64,10 +93,9 @@ def send_bucket(
     gradient: torch.Tensor = bucket.buffer()
     recorder = state.recorder
     ready_s = 0.0 if recorder is None else recorder.ready()
-    # Divided before the sum, so that a narrow type does not overflow.
-    message = gradient.div_(state.group.size())
-    if state.wire_dtype is not None:
-        message = message.to(state.wire_dtype)
+    if state.sparse is None:
+        gradient.div_(state.group.size())  # before the sum: a narrow type would overflow
+    message = gradient if state.wire_dtype is None else gradient.to(state.wire_dtype)
 
     def finish(future: torch.futures.Future[Any]) -> torch.Tensor:
         try:
@@ -81,7 +109,7 @@ def send_bucket(
         return gradient
 
     try:
-        sent = state.all_reduce(message, number)
+        sent = state.average(message, number, parameters)
     except Exception as error:
         raise state.failed(number, error) from error
     return sent.then(finish)

@@ -1,6 +1,7 @@
 """What a user may ask of the runtime, checked before anything is built."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from msgspec import Struct
@@ -8,6 +9,7 @@ from msgspec import Struct
 from gradweave import collectives
 from gradweave.errors import RequestError
 from gradweave.planning import find_planner
+from gradweave.sparse.settings import Sparse
 from gradweave.words import parse_spec
 
 AUTO = "auto"
@@ -26,6 +28,7 @@ UNPLANNABLE = (
 class Options(Struct, frozen=True, kw_only=True):
     planner: str = "optimal"
     collective: str = AUTO
+    compression: Sparse | None = None
     wire_dtype: torch.dtype | None = None
     record_steps: int = 5
     trial_steps: int = 5
@@ -41,11 +44,27 @@ class Options(Struct, frozen=True, kw_only=True):
             raise RequestError(
                 f"wire_dtype must be torch.float16 or torch.bfloat16, got {self.wire_dtype}"
             )
+        if self.compression is not None and (self.wire_dtype or self.collective != AUTO):
+            raise RequestError(
+                "compression sends values and indices its own way; leave out wire_dtype and "
+                "collective"
+            )
         for name, least in (("record_steps", 1), ("trial_steps", 0)):
             if getattr(self, name) < least:
                 raise RequestError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.replan_when is not None and not self.replan_when > 0:
             raise RequestError(f"replan_when must be positive, got {self.replan_when}")
+
+
+def check_caps(torch_options: Mapping[str, Any]) -> None:
+    """torch takes caps that make no sense without a word."""
+    caps = torch_options.get("bucket_cap_mb_list")
+    if caps is not None and not caps:
+        raise RequestError("bucket_cap_mb_list must not be empty; leave it out for torch's default")
+    one = torch_options.get("bucket_cap_mb")
+    for cap in [*(caps or ()), *([] if one is None else [one])]:
+        if not 0 < cap < float("inf"):
+            raise RequestError(f"bucket caps must be positive numbers of MiB, got {cap}")
 
 
 def why_unplannable(

@@ -19,6 +19,7 @@ from torch import nn
 
 from gradweave.comm import Communicator
 from gradweave.comm.agree import broadcast_text, group_device, largest, ranks_that_differ
+from gradweave.compression import Compression, Method
 from gradweave.errors import PlanMismatch
 from gradweave.measure.backward import Iteration, Observer, observing, recording_of
 from gradweave.measure.network import calibrate
@@ -43,6 +44,8 @@ LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
 AUTO_COLLECTIVES = ("native", "recursive-doubling")
 AUTO_TIERED = "blueconnect"
 DRIFT_STEPS = 20
+# Beyond every warm-up.
+LAST_STEP = 1 << 60
 # Of two plans that differ by less, the one with the better prediction stays.
 TRIAL_NOISE = 0.01
 
@@ -116,6 +119,11 @@ class Pilot:
             logger.warning("keeping torch's own buckets: %s", why)
 
     def _from(self, given: Plan | None) -> Generator[None]:
+        compression = self._options.compression
+        if compression is not None and compression.whole_model:
+            self._adopt("one bucket")
+            self.found.stage, self.found.note = "settled", "the whole model is one sparse message"
+            return
         if given is not None:
             yield from self._given(given)
         while True:
@@ -188,6 +196,8 @@ class Pilot:
         )
 
     def _collectives(self, communicator: Communicator) -> tuple[str, ...]:
+        if self._options.compression is not None:
+            return ("native",)
         if self._options.collective != AUTO:
             return (self._options.collective,)
         is_tiered = len(communicator.topology.factors) > 1
@@ -228,10 +238,19 @@ class Pilot:
                 workers=self._group.size(),
                 planner=self._options.planner,
                 collectives=tuple(dict.fromkeys(entry.collective for entry in network.costs)),
+                compression=self._compression(),
             )
             text = msgspec.json.encode(found).decode()
         text = broadcast_text(self._group, text, device=self._device)
         return msgspec.json.decode(text, type=list[Candidate])
+
+    def _compression(self) -> Compression | None:
+        """As the planner knows it, with the density that will last."""
+        sparse = self._options.compression
+        if sparse is None:
+            return None
+        method: Method = "topk" if sparse.exchange == "topk" else "gtopk"
+        return Compression(method=method, density=sparse.density_at(LAST_STEP))
 
     def _tried(self, candidate: Candidate) -> Iterator[None]:
         self._check_plan(candidate.plan)

@@ -1,0 +1,347 @@
+"""Training speed on emulated clusters: ``python benchmarks/training.py OUTPUT``.
+
+Replayed traces under several runtimes, predicted before and measured. Writes OUTPUT.json (every
+result), OUTPUT.md (tables) and a picture. About fifty minutes on two cores; leave the machine alone
+meanwhile. ``--only NAME`` runs one experiment and keeps the others of OUTPUT.json, ``--again``
+writes the page anew from it. Run folders with timelines go to --runs.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+
+import altair as alt
+import msgspec
+import torch
+from msgspec import Struct
+
+from gradweave import Network, Trace, load_trace
+from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
+from gradweave.bench.training import Settings, train_on_cluster
+from gradweave.lab import Cluster, ClusterSpec
+from gradweave.presets import trace_names
+from gradweave.results import Result
+from gradweave.runs import RunFolder
+from gradweave.words import MIB
+
+PAPERS = ("torch-ddp", "wfbp", "single", "mgwfbp", "optimal")
+ALL = ("torch-ddp", "torch-ddp-tuned", "naive", "wfbp", "single", "mgwfbp", "optimal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    name: str
+    title: str
+    clusters: tuple[tuple[int, str], ...]  # nodes and rate
+    traces: tuple[tuple[str, float], ...]  # name and parameter scale
+    forward_s: float
+    backward_s: float
+    runtimes: tuple[str, ...]
+    repeats: int
+    iterations: int
+    times: int = 1  # the whole benchmark so often
+    with_timelines: bool = False
+
+
+QUARTER = (("densenet201", 0.25),)
+# Every shipped trace at about 12 MB of gradients, or as it is where it has less.
+SHIPPED = tuple(
+    (name, min(1.0, round(12e6 / float(load_trace(name).nbytes.sum()), 3)))
+    for name in trace_names()
+)
+
+EXPERIMENTS = [
+    Experiment(
+        name="densenet-4",
+        title="DenseNet-201, a quarter of its parameters, 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=QUARTER,
+        forward_s=0.25,
+        backward_s=0.5,
+        runtimes=ALL,
+        repeats=3,
+        iterations=4,
+        with_timelines=True,
+    ),
+    Experiment(
+        name="densenet-8",
+        title="DenseNet-201, a quarter of its parameters, 8 nodes at 500 Mbit/s",
+        clusters=((8, "500mbit"),),
+        traces=QUARTER,
+        forward_s=0.25,
+        backward_s=0.5,
+        runtimes=tuple(name for name in ALL if name != "naive"),
+        repeats=3,
+        iterations=3,
+    ),
+    Experiment(
+        name="scaling",
+        title="MG-WFBP journal, Figs. 6 to 8: 2, 4 and 8 nodes at 1 Gbit/s, an eighth of the "
+        "parameters",
+        clusters=((2, "1gbit"), (4, "1gbit"), (8, "1gbit")),
+        traces=(("googlenet-k80", 0.125), ("resnet50", 0.125)),
+        forward_s=0.1,
+        backward_s=0.2,
+        runtimes=PAPERS,
+        repeats=2,
+        iterations=4,
+    ),
+    Experiment(
+        name="shipped",
+        title="Every shipped trace, 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=SHIPPED,
+        forward_s=0.15,
+        backward_s=0.3,
+        runtimes=ALL,
+        repeats=2,
+        iterations=3,
+    ),
+    Experiment(
+        name="order",
+        title="The same benchmark five times: DenseNet-201, a quarter, 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=QUARTER,
+        forward_s=0.25,
+        backward_s=0.5,
+        runtimes=("torch-ddp", "fixed:4MiB", "single", "mgwfbp", "optimal"),
+        repeats=2,
+        iterations=3,
+        times=5,
+    ),
+]
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    experiment: str
+    time: int
+    parameter_scale: float
+    results: list[Result]
+
+
+class Everything(Struct, frozen=True, kw_only=True):
+    made_with: str
+    measured: list[Measured]
+
+
+def measure(experiment: Experiment, runs: Path) -> Iterator[Measured]:
+    for nodes, rate in experiment.clusters:
+        with Cluster(ClusterSpec(nodes=nodes, rate=rate)) as cluster:
+            network = _calibrated(cluster)
+            for time in range(experiment.times):
+                for name, scale in experiment.traces:
+                    print(f"{experiment.name}: {name}, {nodes} nodes at {rate}", flush=True)
+                    yield Measured(
+                        experiment=experiment.name,
+                        time=time,
+                        parameter_scale=scale,
+                        results=_trained(
+                            experiment, cluster, network, _trace(experiment, name, scale), runs
+                        ),
+                    )
+
+
+def _trace(experiment: Experiment, name: str, scale: float) -> Trace:
+    return load_trace(name).rescaled(
+        forward_s=experiment.forward_s, backward_s=experiment.backward_s, parameter_scale=scale
+    )
+
+
+def _calibrated(cluster: Cluster) -> Network:
+    """Once for each cluster: it serves every trace."""
+    question = CalibrationQuestion(
+        name=f"{cluster.spec.nodes} nodes at {cluster.spec.rate}",
+        algorithms=("native",),
+        operations=("all-reduce",),
+        largest_bytes=32 * MIB,
+        repeats=9,
+    )
+    return calibrate_cluster(cluster, question).beside_nothing()
+
+
+def _trained(
+    experiment: Experiment, cluster: Cluster, network: Network, trace: Trace, runs: Path
+) -> list[Result]:
+    return train_on_cluster(
+        cluster,
+        trace,
+        network,
+        Settings(
+            runtimes=experiment.runtimes,
+            mode="waiting",
+            warmup=2,
+            iterations=experiment.iterations,
+            repeats=experiment.repeats,
+            with_timelines=experiment.with_timelines,
+        ),
+        folder=RunFolder(runs / f"{experiment.name}-{trace.name}-{cluster.spec.nodes}"),
+        command=f"benchmarks/training.py --only {experiment.name}",
+    )
+
+
+def page(everything: Everything, stem: str) -> str:
+    lines = [
+        "# Training speed on emulated clusters",
+        "",
+        everything.made_with,
+        "",
+        "Made by `python benchmarks/training.py`. Times are of the slowest rank, medians over "
+        "repeats of medians over iterations; what each column means is in docs/measuring.md. "
+        "Predictions come from one calibration per cluster and were written before the runtimes "
+        "ran.",
+    ]
+    for experiment in EXPERIMENTS:
+        found = [one for one in everything.measured if one.experiment == experiment.name]
+        if found:
+            lines += ["", f"## {experiment.title}", "", _settings(experiment), ""]
+            lines += _order(found) if experiment.times > 1 else _table(found)
+            if experiment.name == "scaling":
+                lines += ["", f"![speed-up over nodes]({stem}_scaling.svg)"]
+    rows = [r for one in everything.measured if one.experiment == "shipped" for r in one.results]
+    if rows:
+        worst = max(rows, key=lambda row: abs(row.prediction_error))
+        lines += [
+            "",
+            f"The worst prediction for a shipped trace: {worst.trace} under {worst.runtime}, "
+            f"{worst.prediction_error:+.1%}.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(experiment: Experiment) -> str:
+    return (
+        f"Forward {experiment.forward_s:g} s, backward {experiment.backward_s:g} s; "
+        f"{experiment.repeats} repeats of {experiment.iterations} iterations, taking turns."
+    )
+
+
+def _table(found: list[Measured]) -> list[str]:
+    lines = [
+        "| trace | scale | nodes | runtime | messages | measured ms | predicted ms | error "
+        "| exposed ms | efficiency | over torch-ddp |",
+        "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in found:
+        for row in one.results:
+            cap = "" if row.bucket_cap_mb is None else f" ({row.bucket_cap_mb:g} MiB)"
+            lines.append(
+                f"| {row.trace} | {one.parameter_scale:g} | {row.nodes} | {row.runtime}{cap} "
+                f"| {row.messages} | {row.iteration_s * 1e3:,.0f} | {row.predicted_s * 1e3:,.0f} "
+                f"| {row.prediction_error:+.1%} | {row.exposed_s * 1e3:,.0f} "
+                f"| {row.compute_s / row.iteration_s:.1%} | {row.speedup or 0:.2f}x |"
+            )
+    return lines
+
+
+def _order(found: list[Measured]) -> list[str]:
+    """Do pairs of runtimes that are more than 5 % apart keep their order?"""
+    runtimes = [row.runtime for row in found[0].results]
+    times = {
+        name: [row.iteration_s for one in found for row in one.results if row.runtime == name]
+        for name in runtimes
+    }
+    lines = [
+        "| runtime | " + " | ".join(f"time {n + 1}, ms" for n in range(len(found))) + " | median |"
+    ]
+    lines.append("|---|" + "---:|" * (len(found) + 1))
+    for name in runtimes:
+        cells = [f"{taken * 1e3:,.0f}" for taken in (*times[name], median(times[name]))]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    kept = turned = 0
+    for one, other in combinations(runtimes, 2):
+        ratio = median(times[one]) / median(times[other])
+        if abs(ratio - 1) > 0.05:
+            orders = {(a > b) == (ratio > 1) for a, b in zip(times[one], times[other], strict=True)}
+            kept, turned = kept + (orders == {True}), turned + (False in orders)
+    lines += [
+        "",
+        f"Pairs more than 5 % apart: {kept + turned}; {kept} of them keep their order "
+        "in all times.",
+    ]
+    return lines
+
+
+def draw(everything: Everything, output: Path) -> None:
+    rows = [
+        {
+            "trace": row.trace,
+            "nodes": row.nodes,
+            "runtime": row.runtime,
+            "speed-up": row.nodes * row.compute_s / row.iteration_s,
+            "exposed ms": row.exposed_s * 1e3,
+        }
+        for one in everything.measured
+        if one.experiment == "scaling"
+        for row in one.results
+    ]
+    if not rows:
+        return
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        x=alt.X("nodes:O"), color=alt.Color("runtime:N", sort=list(PAPERS))
+    )
+    speedup = base.mark_line(point=True).encode(
+        y=alt.Y("speed-up:Q", title="speed-up over one worker")
+    )
+    exposed = base.mark_bar().encode(
+        xOffset=alt.XOffset("runtime:N", sort=list(PAPERS)),
+        y=alt.Y("exposed ms:Q", title="exposed communication, ms"),
+    )
+    charts = [
+        alt.hconcat(
+            *(
+                chart.transform_filter(alt.datum.trace == trace).properties(
+                    width=260, height=200, title=trace
+                )
+                for chart in (speedup, exposed)
+            )
+        )
+        for trace in dict.fromkeys(row["trace"] for row in rows)
+    ]
+    alt.vconcat(*charts).save(output.with_name(f"{output.name}_scaling.svg"))
+
+
+def _made_with() -> str:
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
+    )
+    return (
+        f"Commit {described.stdout.strip()}, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, {os.cpu_count()} shared cores, gloo."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path, help="path without suffix")
+    names = [experiment.name for experiment in EXPERIMENTS]
+    parser.add_argument("--only", choices=names, action="append")
+    parser.add_argument("--again", action="store_true", help="measure nothing")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="default: runs")
+    options = parser.parse_args()
+    raw = options.output.with_suffix(".json")
+    for experiment in EXPERIMENTS:
+        if options.again or (options.only and experiment.name not in options.only):
+            continue
+        others = [one for one in _known(raw).measured if one.experiment != experiment.name]
+        for one in measure(experiment, options.runs):
+            others.append(one)  # kept after each, for a run may be interrupted
+            everything = Everything(made_with=_made_with(), measured=others)
+            raw.write_bytes(msgspec.json.format(msgspec.json.encode(everything), indent=1))
+    draw(_known(raw), options.output)
+    options.output.with_suffix(".md").write_text(page(_known(raw), options.output.name))
+
+
+def _known(raw: Path) -> Everything:
+    if not raw.exists():
+        return Everything(made_with="", measured=[])
+    return msgspec.json.decode(raw.read_bytes(), type=Everything)
+
+
+if __name__ == "__main__":
+    main()

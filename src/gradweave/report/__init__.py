@@ -1,0 +1,1 @@
+"""Runs that ended, to look at: one HTML page, or a trace for Perfetto."""

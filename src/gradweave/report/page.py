@@ -1,0 +1,206 @@
+"""One page to look at runs with: everything in it, nothing loaded.
+
+The charts are drawn here, by Vega-Lite; timelines, plans and what-if in the browser, by the scripts
+in assets/. A content security policy in the page forbids every request and every other script.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.resources import files as package_files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from msgspec import Struct
+
+from gradweave.costs import flat
+from gradweave.network import Network
+from gradweave.report import charts
+from gradweave.report.document import document, ring_link
+from gradweave.report.folders import Folder
+from gradweave.results import Result
+from gradweave.simulation import PAPER_WORKERS, Outcome, cases, run
+from gradweave.words import parse_spec
+
+# In this order: each uses what the ones before it define.
+SCRIPTS = (
+    "planner.js",
+    "format.js",
+    "explore.js",
+    "gantt.js",
+    "skyline.js",
+    "what_if.js",
+    "main.js",
+)
+BASELINE = "torch-ddp"
+
+# What a runtime does, for people who have not read the papers.
+EXPLAINED = {
+    "torch-ddp": "torch as it comes: a first bucket of 1 MiB, then of 25 MiB",
+    "torch-ddp-tuned": "torch with its best bucket size, found by trying",
+    "naive": "each gradient by itself, after backward has ended",
+    "wfbp": "each gradient by itself, as soon as it is ready",
+    "single": "all gradients in one message",
+    "fixed": "buckets of one size",
+    "ddp": "buckets as torch makes them",
+    "mgwfbp": "merged by the rule of the MG-WFBP papers",
+    "optimal": "merged by the exact planner",
+    "topk": "only the largest gradients of each worker",
+    "gtopk": "only the largest gradients of all workers",
+}
+
+
+class Chart(Struct, frozen=True, kw_only=True):
+    """The same chart for a screen and for a telephone."""
+
+    wide: Markup
+    narrow: Markup
+
+
+def make_page(folders: Sequence[Folder]) -> str:
+    style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(_asset("page.html")).render(
+        runs=[_run(folder) for folder in folders],
+        data=_embedded(document(folders)),
+        style=Markup(style),  # noqa: S704 our own file
+        script=Markup(script),  # noqa: S704 our own files
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+
+
+def _asset(name: str) -> str:
+    return (package_files(__package__) / "assets" / name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    """How a content security policy names a text that may stand in the page."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _embedded(value: Any) -> Markup:
+    """JSON in which nothing can end the element it stands in."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704 escaped above
+
+
+def _run(folder: Folder) -> dict[str, Any]:
+    rows = folder.run.results.rows
+    return {
+        "title": folder.name,
+        "headline": _headline(rows),
+        "about": _about(folder),
+        "wrong": [row.runtime for row in rows if not row.correct],
+        "command": folder.run.results.command,
+        "times": _chart(lambda width: charts.iteration_times(rows, width)),
+        "scaling": _scaling(folder),
+        "calibration": _calibration(folder),
+        "losses": _losses(folder),
+        "compared": any(row.speedup is not None for row in rows),
+        "rows": [_numbers(row) for row in rows],
+        "runtimes": [
+            {
+                "name": row.runtime,
+                "explained": _explained(row.runtime),
+                "note": _note(row),
+                "messages": _messages(row),
+            }
+            for row in rows
+        ],
+    }
+
+
+def _chart(draw: Callable[[int], str]) -> Chart:
+    """Vega-Lite escapes the text it draws."""
+    return Chart(wide=Markup(draw(charts.WIDE)), narrow=Markup(draw(charts.NARROW)))  # noqa: S704
+
+
+def _scaling(folder: Folder) -> Chart:
+    """By formula on the network's links, for nothing else is known about other worker counts."""
+    network = folder.run.network
+    links = network.links or flat(ring_link(network, folder.workers).link)
+    outcomes: list[Outcome] = [
+        run(case).outcome
+        for case in cases(
+            [folder.run.trace],
+            [Network(name=network.name, source=network.source, links=links)],
+            workers=PAPER_WORKERS,
+            planners=list(charts.PLANNERS),
+            collectives=["ring"],
+        )
+    ]
+    return _chart(lambda width: charts.scaling(outcomes, width))
+
+
+def _calibration(folder: Folder) -> Chart:
+    plans = folder.run.plans.values()
+    used = {bucket.collective for plan in plans for bucket in plan.buckets}
+    network, workers = folder.run.network, folder.workers
+    return _chart(lambda width: charts.calibration(network, used, workers, width))
+
+
+def _losses(folder: Folder) -> list[Chart]:
+    losses = folder.losses
+    if losses is None:
+        return []
+    return [_chart(partial(charts.loss_curves, losses, over)) for over in ("steps", "wall_s")]
+
+
+def _headline(rows: Sequence[Result]) -> str:
+    best = min(rows, key=lambda row: row.iteration_s)
+    took = f"{best.runtime} was the fastest, with {_ms(best.iteration_s)} ms an iteration"
+    waiting = f"{best.exposed_s / best.iteration_s:.0%} of it waiting for the network"
+    if best.speedup is None or best.runtime == BASELINE:
+        return f"{took}, {waiting}."
+    return f"{took}, {waiting}: {best.speedup:.2f} times as fast as {BASELINE}."
+
+
+def _about(folder: Folder) -> str:
+    trace, network, row = folder.run.trace, folder.run.network, folder.run.results.rows[0]
+    rate = "" if row.rate is None else f", links of {row.rate}"
+    return (
+        f"{trace.name}: {len(trace.tensors)} gradient tensors, {trace.nbytes.sum() / 1e6:,.1f} MB; "
+        f"times {trace.origin} ({trace.source}). {row.nodes} nodes with {row.ranks_per_node} "
+        f"worker{'s' if row.ranks_per_node > 1 else ''} each{rate}. Network {network.name} "
+        f"({network.source}); link for the formulas: "
+        f"{ring_link(network, folder.workers).source}."
+    )
+
+
+def _numbers(row: Result) -> dict[str, str]:
+    return {
+        "runtime": row.runtime,
+        "measured": _ms(row.iteration_s),
+        "predicted": _ms(row.predicted_s),
+        "error": f"{row.prediction_error:+.1%}",
+        "exposed": _ms(row.exposed_s),
+        "messages": f"{row.messages:,}",
+        "speedup": "" if row.speedup is None else f"{row.speedup:.2f}x",
+    }
+
+
+def _note(row: Result) -> str:
+    cap = "" if row.bucket_cap_mb is None else f", bucket_cap_mb {row.bucket_cap_mb:g}"
+    return (
+        f"{_messages(row)}{cap}; median {_ms(row.iteration_s)} ms, predicted "
+        f"{_ms(row.predicted_s)} ms ({row.prediction_error:+.1%})"
+    )
+
+
+def _explained(runtime: str) -> str:
+    text = EXPLAINED.get(parse_spec(runtime).name)
+    return "" if text is None else f"{text}: "
+
+
+def _messages(row: Result) -> str:
+    return f"{row.messages:,} message{'' if row.messages == 1 else 's'}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.1f}"

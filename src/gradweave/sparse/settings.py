@@ -1,0 +1,51 @@
+"""What a user says to sparsify: ``GTopK(density=0.001)``."""
+
+from dataclasses import dataclass, field
+
+from gradweave.errors import RequestError
+from gradweave.sparse.exchange import find_exchange
+from gradweave.sparse.warmup import Densities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sparse:
+    """Only the largest gradients travel; the rest waits in residuals.
+
+    ``density``     the share that travels: a number, or ``Densities`` by training step.
+    ``exchange``    how, by a name of ``gradweave.sparse.exchange.EXCHANGES``.
+    ``selection``   how the largest are found (default: exactly).
+    ``momentum``    corrected momentum before selection; the optimizer's own must be 0 then.
+    ``clip_norm``   clip each rank's gradient before selection.
+    ``whole_model`` select over all parameters at once, as the paper does, instead of per bucket.
+    """
+
+    density: float | Densities = field(default_factory=Densities)
+    exchange: str
+    selection: str | None = None
+    momentum: float | None = None
+    clip_norm: float | None = None
+    whole_model: bool = False
+
+    def __post_init__(self) -> None:
+        find_exchange(self.exchange)
+        if not isinstance(self.density, Densities):
+            Densities(warmup=(), final=self.density)
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise RequestError(f"clip_norm must be positive, got {self.clip_norm}")
+
+    def density_at(self, step: int) -> float:
+        return self.density.at(step) if isinstance(self.density, Densities) else self.density
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GTopK(Sparse):
+    """The k largest of the sums over all ranks."""
+
+    exchange: str = "gtopk-butterfly"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopK(Sparse):
+    """Each rank's k largest."""
+
+    exchange: str = "topk"

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+from report_cases import (
+    drawn_trace,
+    measured_network,
+    write_hostile_run,
+    write_losses,
+    write_odd_run,
+    write_run,
+)
+
+from gradweave.report.folders import read_folders
+from gradweave.report.page import make_page
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory) -> Path:
+    path = write_run(tmp_path_factory.mktemp("runs") / "small", drawn_trace(40), measured_network())
+    write_losses(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def hostile_run(tmp_path_factory) -> Path:
+    return write_hostile_run(tmp_path_factory.mktemp("runs") / "<img src=x onerror=alert(1)>")
+
+
+@pytest.fixture(scope="session")
+def large_run(tmp_path_factory) -> Path:
+    """2,000 tensors under six runtimes."""
+    return write_run(
+        tmp_path_factory.mktemp("runs") / "large", drawn_trace(2000), measured_network()
+    )
+
+
+@pytest.fixture(scope="session")
+def odd_page(tmp_path_factory) -> str:
+    return make_page(read_folders([write_odd_run(tmp_path_factory.mktemp("runs") / "odd")]))
+
+
+@pytest.fixture(scope="session")
+def small_page(small_run) -> str:
+    return make_page(read_folders([small_run]))
+
+
+@pytest.fixture(scope="session")
+def hostile_page(hostile_run) -> str:
+    return make_page(read_folders([hostile_run]))
+
+
+@pytest.fixture(scope="session")
+def large_page(large_run) -> str:
+    return make_page(read_folders([large_run]))

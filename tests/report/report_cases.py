@@ -1,0 +1,218 @@
+"""Runs to report, written as the benchmark writes them, and random cases for the page's planner."""
+
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+
+from gradweave import files
+from gradweave.compression import Compression
+from gradweave.costs import Curve, Line, Link, flat
+from gradweave.network import CollectiveCost, Network
+from gradweave.planning import make_plan
+from gradweave.results import Losses, LossSeries, Result, Results
+from gradweave.runs import Prediction, RunFolder
+from gradweave.simulation import simulate
+from gradweave.timeline import Span, Timeline
+from gradweave.trace import Tensor, Trace
+
+HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">"
+WORKERS = 4
+RUNTIMES = {"torch-ddp": "ddp", "naive": "naive", "wfbp": "wfbp", "single": "single"}
+RUNTIMES |= {"mgwfbp": "mgwfbp", "optimal": "optimal"}
+
+
+def drawn_trace(tensors: int, *, seed: int = 0, name: str = "drawn") -> Trace:
+    random = np.random.default_rng(seed)
+    ready_s = np.cumsum(random.exponential(0.4 / tensors, tensors))
+    elements = np.maximum(1, random.lognormal(8, 2.5, tensors)).astype(int)
+    return Trace(
+        name=name,
+        origin="estimated",
+        source="drawn",
+        batch_size=32,
+        tensors=tuple(
+            Tensor(
+                name=f"features.stage{place // 40}.unit{place % 40}.convolution.weight.{place}",
+                elements=int(elements[place]),
+                bytes_per_element=4,
+                ready_s=float(ready_s[place]),
+                forward_s=0.2 / tensors,
+            )
+            for place in range(tensors)
+        ),
+    )
+
+
+def measured_network(name: str = "lab") -> Network:
+    """Idle and beside compute, with links."""
+    sizes = (1024, 65536, 2**20, 2**24)
+    idle = Curve(nbytes=sizes, measured_s=(0.002, 0.0025, 0.02, 0.22))
+    loaded = Curve(nbytes=sizes, measured_s=(0.003, 0.004, 0.03, 0.26))
+    entry = CollectiveCost(
+        operation="all-reduce", collective="native", workers=WORKERS, beside="nothing", cost=idle
+    )
+    return Network(
+        name=name,
+        source="made up",
+        costs=(entry, replace(entry, beside="compute", cost=loaded, latency_s=0.0005)),
+        links=flat(Link(latency_s=1.33e-4, s_per_byte=8.45e-9, sum_s_per_byte=3e-11)),
+    )
+
+
+def write_run(
+    path: Path, trace: Trace, network: Network, *, runtimes: dict[str, str] | None = None
+) -> Path:
+    """Predicted by the simulator; measured as a recorder sees it, five percent slower."""
+    predictions = []
+    for runtime, planner in (runtimes or RUNTIMES).items():
+        plan = make_plan(trace, network, workers=WORKERS, planner=planner, collective="native")
+        timeline = simulate(trace, plan, network, workers=WORKERS)
+        predictions.append(Prediction(runtime=runtime, plan=plan, timeline=timeline))
+    return _written(path, trace, network, predictions)
+
+
+def _written(path: Path, trace: Trace, network: Network, predictions: list[Prediction]) -> Path:
+    measured = {p.runtime: _recorded(trace, p.timeline) for p in predictions}
+    folder = RunFolder(path)
+    folder.begin(trace, network)
+    for prediction in predictions:
+        folder.predict(prediction)
+    torch_s = measured[predictions[0].runtime].iteration_s
+    rows = tuple(_result(trace, p, measured[p.runtime], torch_s) for p in predictions)
+    folder.finish(Results(command="gradweave bench training", rows=rows), measured)
+    return path
+
+
+def _recorded(trace: Trace, predicted: Timeline) -> Timeline:
+    forward_s, compute_s = 1.05 * trace.forward_s, 1.05 * trace.compute_s
+    spans = [
+        Span(lane="forward", label="forward", start_s=0, end_s=forward_s, tensors=()),
+        Span(lane="backward", label="backward", start_s=forward_s, end_s=compute_s, tensors=()),
+    ]
+    begin_s = {tensor.name: forward_s + 1.05 * tensor.ready_s for tensor in trace.tensors}
+    spans += [
+        replace(span, start_s=max(begin_s[name] for name in span.tensors), end_s=1.05 * span.end_s)
+        for span in predicted.spans
+        if span.lane == "communication"
+    ]
+    return Timeline(spans=tuple(spans))
+
+
+def _result(trace: Trace, prediction: Prediction, measured: Timeline, torch_s: float) -> Result:
+    return Result(
+        trace=trace.name,
+        runtime=prediction.runtime,
+        nodes=WORKERS,
+        ranks_per_node=1,
+        rate="1gbit",
+        iteration_s=measured.iteration_s,
+        predicted_s=prediction.timeline.iteration_s,
+        prediction_error=prediction.timeline.iteration_s / measured.iteration_s - 1,
+        compute_s=measured.compute_s,
+        exposed_s=measured.exposed_s,
+        messages=len(prediction.plan.buckets),
+        speedup=torch_s / measured.iteration_s,
+        repeats_s=(measured.iteration_s,),
+        correct=True,
+        bucket_cap_mb=None,
+    )
+
+
+def write_hostile_run(path: Path) -> Path:
+    """Every text that a folder can hold tries to leave its place."""
+    trace = drawn_trace(12, name=HOSTILE)
+    tensors = tuple(replace(t, name=f"{HOSTILE} {i}") for i, t in enumerate(trace.tensors))
+    trace = replace(trace, tensors=tensors, source=HOSTILE)
+    network = replace(measured_network(HOSTILE), source=HOSTILE)
+    write_run(path, trace, network, runtimes={HOSTILE: "wfbp", "optimal": "optimal"})
+    results = files.read(path / "results.json", Results)
+    files.write(path / "results.json", replace(results, command=HOSTILE))
+    write_losses(path, label=HOSTILE)
+    return path
+
+
+def write_odd_run(path: Path) -> Path:
+    """One tensor, links alone, a server with push and pull, and a message that is thinned out."""
+    trace = drawn_trace(1)
+    network = Network(name="links", source="made up", links=measured_network().links)
+    served = make_plan(trace, network, workers=WORKERS, collective="parameter-server")
+    thinned = make_plan(
+        trace,
+        network,
+        workers=WORKERS,
+        compression=Compression(method="gtopk", density=0.001),
+    )
+    predictions = [
+        Prediction(
+            runtime=name, plan=plan, timeline=simulate(trace, plan, network, workers=WORKERS)
+        )
+        for name, plan in (("parameter-server:1", served), ("gtopk", thinned))
+    ]
+    return _written(path, trace, network, predictions)
+
+
+def write_losses(path: Path, *, label: str = "gtopk:0.001") -> None:
+    steps = tuple(range(0, 200, 20))
+    series = [
+        LossSeries(
+            label=name,
+            steps=steps,
+            losses=tuple(2.3 * float(np.exp(-step / pace)) for step in steps),
+            wall_s=tuple(step * step_s for step in steps),
+        )
+        for name, pace, step_s in (("dense", 60.0, 0.5), (label, 70.0, 0.1))
+    ]
+    files.write(path / "losses.json", Losses(series=tuple(series)))
+
+
+Case = tuple[Trace, Line, float]  # and a tolerance
+
+
+def planner_cases(count: int, *, seed: int, most_tensors: int) -> list[Case]:
+    """Equal ready times, equal sizes, free start-ups and free bytes are likely."""
+    random = np.random.default_rng(seed)
+    cases = []
+    for _ in range(count):
+        length = int(random.integers(1, most_tensors + 1))
+        gaps = random.exponential(1.0, length) * random.integers(0, 2, length)
+        gaps[0] += 0.1
+        sizes = random.choice([1, 2, 50, 1000, int(random.integers(1, 10**8))], length)
+        ready_s = np.cumsum(gaps) * 10.0 ** random.integers(-4, 1)
+        trace = Trace(
+            name="drawn",
+            origin="estimated",
+            source="drawn",
+            batch_size=1,
+            tensors=tuple(
+                Tensor(
+                    name=str(place),
+                    elements=int(sizes[place]),
+                    bytes_per_element=1,
+                    ready_s=float(ready_s[place]),
+                    forward_s=float(random.uniform(0, 0.01)),
+                )
+                for place in range(length)
+            ),
+        )
+        scale_s = float(ready_s[-1])
+        startups_s = [0.0, scale_s / length, random.exponential(scale_s / length)]
+        startup_s = float(random.choice(startups_s, p=[0.1, 0.3, 0.6]))
+        per_bytes = [0.0, random.exponential(scale_s) / float(sizes.sum())]
+        per_byte = float(random.choice(per_bytes, p=[0.1, 0.9]))
+        line = Line(startup_s=startup_s, s_per_byte=per_byte)
+        cases.append((trace, line, float(random.choice([0.0, 0.01, 0.05]))))
+    return cases
+
+
+def as_json(case: Case) -> dict[str, object]:
+    trace, line, tolerance = case
+    return {
+        "trace": {
+            "bytes": [tensor.nbytes for tensor in trace.tensors],
+            "ready_s": [tensor.ready_s for tensor in trace.tensors],
+            "forward_s": [tensor.forward_s for tensor in trace.tensors],
+        },
+        "line": {"startup_s": line.startup_s, "s_per_byte": line.s_per_byte},
+        "tolerance": tolerance,
+    }

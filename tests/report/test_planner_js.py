@@ -1,0 +1,120 @@
+"""The page's planners and simulator give exactly what Python's give."""
+
+import json
+import shutil
+import subprocess
+from importlib.resources import files as package_files
+
+import pytest
+from report_cases import as_json, planner_cases
+
+from gradweave.costs import Link
+from gradweave.costs.all_reduce import ring
+from gradweave.network import CollectiveCost, Network
+from gradweave.plan import merge
+from gradweave.planning import find_planner
+from gradweave.planning.optimal import optimal
+from gradweave.simulation import simulate
+
+ASSETS = package_files("gradweave.report") / "assets"
+ANSWER = """
+const lines = require("node:fs").readFileSync(0, "utf8").trim().split("\\n").map(JSON.parse);
+console.log(JSON.stringify(lines.map(answer)));
+"""
+
+
+def asked(answer: str, *cases: object) -> list:
+    """What ``function answer(case)`` of JavaScript says to each case."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed; the browser test compares the planners too")
+    scripts = [(ASSETS / name).read_text("utf-8") for name in ("planner.js", "gantt.js")]
+    program = "\n".join([*scripts, answer, ANSWER])
+    done = subprocess.run(
+        [node, "-e", program],
+        input="\n".join(json.dumps(case) for case in cases),
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_optimum_to_the_last_tensor():
+    cases = [
+        *planner_cases(3000, seed=1, most_tensors=40),
+        *planner_cases(20, seed=2, most_tensors=2000),
+    ]
+    found = asked(
+        "const answer = (c) => optimalForLine(c.trace, c.line, c.tolerance);",
+        *[as_json(case) for case in cases],
+    )
+    expected = [optimal(trace, line, tolerance=tolerance) for trace, line, tolerance in cases]
+    assert found == expected
+    assert len({tuple(lengths) for lengths in expected}) > 1000, "the cases are all alike"
+
+
+@pytest.mark.parametrize("planner", ["wfbp", "single", "ddp", "mgwfbp", "optimal"])
+def test_every_planner_of_the_page(planner):
+    cases = planner_cases(500, seed=3, most_tensors=60)
+    found = asked(
+        f"const answer = (c) => PLANNERS.{planner}(c.trace, c.line);",
+        *[as_json(case) for case in cases],
+    )
+    merging = find_planner(planner)
+    assert found == [merging(trace, line) for trace, line, _ in cases]
+
+
+def test_the_timeline():
+    """Iteration and exposed time, with the plan of the optimum."""
+    cases = planner_cases(300, seed=4, most_tensors=30)
+    found = asked(
+        """const answer = (c) => {
+          const lengths = PLANNERS.optimal(c.trace, c.line);
+          const outcome = simulate(c.trace, lengths, c.line, 2);
+          const exposed = exposedIntervals(
+            [[0, outcome.forward_s], [outcome.forward_s, outcome.compute_s]],
+            outcome.messages.map((message) => [message.start_s, message.end_s]),
+          );
+          return [outcome.iteration_s, totalLength(exposed)];
+        };""",
+        *[as_json(case) for case in cases],
+    )
+    for (trace, line, _), (iteration_s, exposed_s) in zip(cases, found, strict=True):
+        entry = CollectiveCost(operation="all-reduce", collective="native", workers=2, cost=line)
+        network = Network(name="drawn", source="drawn", costs=(entry,))
+        lengths = find_planner("optimal")(trace, line)
+        plan = merge(trace, lengths, planner="optimal", collective="native")
+        timeline = simulate(trace, plan, network, workers=2)
+        assert iteration_s == pytest.approx(timeline.iteration_s)
+        assert exposed_s == pytest.approx(timeline.exposed_s, rel=1e-6, abs=1e-12)
+
+
+def test_waiting_is_what_no_computing_covers():
+    (found,) = asked(
+        "const answer = (c) => exposedIntervals(c.computing, c.communicating);",
+        {
+            "computing": [[0, 2], [5, 6], [3, 4]],
+            "communicating": [[1, 3.5], [3.2, 5.5], [5.2, 9], [10, 11]],
+        },
+    )
+    assert found == [[2, 3], [4, 5], [6, 9], [10, 11]]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 64, 2048])
+def test_the_ring(workers):
+    link = Link(latency_s=1.33e-4, s_per_byte=8.4548e-9, sum_s_per_byte=3.1e-11)
+    (found,) = asked(
+        "const answer = (c) => ringLine(c.link, c.workers);",
+        {
+            "link": {
+                "latency_s": link.latency_s,
+                "s_per_byte": link.s_per_byte,
+                "sum_s_per_byte": link.sum_s_per_byte,
+            },
+            "workers": workers,
+        },
+    )
+    line = ring(link, workers)
+    assert found == {"startup_s": line.startup_s, "s_per_byte": line.s_per_byte}

@@ -1,0 +1,53 @@
+"""Ranks that die, stall or fail: the others end soon, and say who was where."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradweave.lab import Cluster, ClusterSpec
+
+FAULTY = str(Path(__file__).parent / "faulty.py")
+MOST_S = 60
+
+
+def ended(kind, *, keep_going=True):
+    """Every rank of two by itself: how it ended, and what it wrote last."""
+    lines = []
+    with Cluster(ClusterSpec(nodes=2), loopback=True) as cluster:
+        job = cluster.start(
+            [sys.executable, FAULTY, kind], on_line=lines.append, keep_going=keep_going
+        )
+        result = job.wait(timeout_s=MOST_S)
+    said = {rank: "\n".join(line.text for line in lines if line.rank == rank) for rank in (0, 1)}
+    return [found.exit_code for found in result.exits], said
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        ("killed", "rank 0, step 5, bucket 2 by native:"),
+        ("thread", "rank 0, step 5, bucket 2 by ring:"),
+    ],
+)
+def test_a_killed_rank(kind, where):
+    """Seconds: ranks import torch."""
+    codes, said = ended(kind)
+    assert codes == [1, 137]
+    assert where in said[0]
+    assert "trained to the end" not in said[0]
+
+
+def test_a_stalled_rank():
+    """Seconds: a time-out. The first rank to fail ends the other."""
+    codes, said = ended("stalled", keep_going=False)
+    assert codes[0] == 1
+    assert "rank 0, step 5, bucket 2 by native:" in said[0]
+
+
+def test_a_hook_that_raises_on_one_rank():
+    """Seconds: the other rank waits for it until its time-out."""
+    codes, said = ended("hook")
+    assert codes == [1, 1]
+    assert "the hook of rank 1 has failed" in said[1]
+    assert "trained to the end" not in said[0] + said[1]
