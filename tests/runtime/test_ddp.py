@@ -56,7 +56,8 @@ def trained(wrapped, rank, *, steps, until_settled=False, accumulate=1):
     while taken < steps or (until_settled and not wrapped._pilot.is_settled):
         assert taken < MOST_STEPS
         optimizer.zero_grad()
-        for micro in range(accumulate - 1):
+        # torch's static graphs want their first pass to be a synchronised one.
+        for micro in range(accumulate - 1 if taken else 0):
             with wrapped.no_sync():
                 wrapped(
                     batch(7000 + accumulate * taken + micro, rank, dtype)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 
 import torch
@@ -126,11 +127,10 @@ def observing(
 ) -> Iterator[Observer]:
     """Hooks on every module and parameter, for the length of a block."""
     observer = Observer(clock or clock_for(_device(parameters)), parameters)
-    handles = [model.register_forward_hook(lambda *_: observer.after_model())]
+    handles = [model.register_forward_hook(_Mark(observer.after_model))]
     for name, module in model.named_modules():
-        handles.append(
-            module.register_forward_pre_hook(lambda *_, name=name: observer.before_module(name))
-        )
+        mark = _Mark(partial(observer.before_module, name))
+        handles.append(module.register_forward_pre_hook(mark))
     for name, parameter in parameters.items():
         register = parameter.register_post_accumulate_grad_hook
         handles.append(register(lambda _, name=name: observer.gradient(name)))  # type: ignore[no-untyped-call]
@@ -139,6 +139,19 @@ def observing(
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _Mark:
+    """A hook that leaves no trace where the model is pickled meanwhile."""
+
+    def __init__(self, mark: Callable[[], None]) -> None:
+        self._mark = mark
+
+    def __call__(self, *_: object) -> None:
+        self._mark()
+
+    def __reduce__(self) -> tuple[type["_Mark"], tuple[Callable[[], object]]]:
+        return _Mark, (dict,)  # which does nothing
 
 
 def recording_of(

@@ -224,7 +224,7 @@ class DistributedDataParallel(TorchDDP):
             self._recorder.begin()
 
     def _check_buckets(self) -> None:
-        """Once after each change, when torch has reported its buckets: are they the planned ones?"""
+        """Once after each change, when torch has reported its buckets: are they as planned?"""
         if self._unchecked is None or self._step < self._unchecked[0]:
             return
         if not torch_bucket_bytes(self):

@@ -4,12 +4,14 @@ The course is a generator, and each ``yield`` is one synchronised training step.
 same course, step by step: what decides is agreed on first.
 """
 
+import atexit
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from statistics import median
 from threading import Thread
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 import torch.distributed as dist
@@ -44,6 +46,8 @@ LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
 AUTO_COLLECTIVES = ("native", "recursive-doubling")
 AUTO_TIERED = "blueconnect"
 DRIFT_STEPS = 20
+# All ranks stop calibrating together, so one that is late keeps the others waiting.
+STOPPED_WITHIN_S = 10.0
 # Beyond every warm-up.
 LAST_STEP = 1 << 60
 # Of two plans that differ by less, the one with the better prediction stays.
@@ -166,8 +170,12 @@ class Pilot:
     def _observed_and_calibrated(self) -> Generator[None, None, tuple[list[Iteration], Network]]:
         observed: list[Iteration] = []
         window = ComputeWindow(self._parameters)
-        calibration = _Calibration(self._calibration(window))
-        with observing(self._module, self._parameters) as observer, window.watching():
+        calibration = _Calibration(self._calibration(window), end=window.end)
+        with (
+            calibration,
+            observing(self._module, self._parameters) as observer,
+            window.watching(),
+        ):
             steps = 0
             while steps < RECORD_WARMUP + self._options.record_steps or self._any(
                 calibration.is_running
@@ -185,13 +193,23 @@ class Pilot:
         communicator = Communicator(self._own_group())
         total_bytes = sum(parameter.nbytes for parameter in self._parameters.values())
         algorithms = self._collectives(communicator)
+
+        @contextmanager
+        def turn() -> Iterator[None]:
+            """While all ranks compute; the first that ends ends it for all."""
+            window.wait()
+            ended = [float(window.has_ended)]
+            if largest(communicator.group, ended, device=self._device) != [0.0]:
+                raise _Ended
+            yield
+
         return lambda: calibrate(
             communicator.group,
             name="calibrated in training",
             algorithms=algorithms,
             largest_bytes=min(max(total_bytes, LEAST_CALIBRATED_BYTES), MOST_CALIBRATED_BYTES),
             repeats=CALIBRATION_REPEATS,
-            beside={"compute": window.turn},
+            beside={"compute": turn},
             communicator=communicator,
         )
 
@@ -331,28 +349,50 @@ class Pilot:
         return anyone > 0
 
 
-class _Calibration:
-    """Runs beside the training, on a thread and a group of its own."""
+class _Ended(Exception):
+    """Nobody needs the calibration any more."""
 
-    def __init__(self, run: Callable[[], Network]) -> None:
+
+class _Calibration:
+    """Runs beside the training, on a thread and a group of its own, for the length of a block.
+
+    A script may end while it runs. Python then stops threads in a way that torch's C++ takes for a
+    crash, so the thread is ended before that.
+    """
+
+    def __init__(self, run: Callable[[], Network], *, end: Callable[[], None]) -> None:
+        self._end = end
         self._found: Network | None = None
         self._failure: BaseException | None = None
 
         def work() -> None:
             try:
                 self._found = run()
+            except _Ended:
+                pass
             except BaseException as error:  # noqa: BLE001 raised where the result is asked for
                 self._failure = error
 
         self._thread = Thread(target=work, name="gradweave calibration", daemon=True)
         self._thread.start()
 
+    def __enter__(self) -> Self:
+        atexit.register(self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        atexit.unregister(self._stop)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._end()
+        self._thread.join(timeout=STOPPED_WITHIN_S)
+
     @property
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
     def network(self) -> Network:
-        self._thread.join()
         if self._failure is not None:
             raise self._failure
         assert self._found is not None

@@ -15,6 +15,7 @@ class ComputeWindow:
         self._parameters = parameters
         self._open = Event()
         self._missing = 0
+        self.has_ended = False
 
     def open(self) -> None:
         """Forward begins."""
@@ -22,13 +23,17 @@ class ComputeWindow:
         self._open.set()
 
     def close(self) -> None:
-        self._open.clear()
+        if not self.has_ended:
+            self._open.clear()
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Begins when the window is open; may outlast it."""
+    def end(self) -> None:
+        """For good: nobody is to measure any more."""
+        self.has_ended = True
+        self._open.set()
+
+    def wait(self) -> None:
+        """Until it is open, or has ended."""
         self._open.wait()
-        yield
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -42,7 +47,6 @@ class ComputeWindow:
         finally:
             for handle in handles:
                 handle.remove()
-            self._open.set()  # whoever still waits may go on
 
     def _gradient(self, parameter: torch.Tensor) -> None:
         del parameter
