@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 
 import altair as alt
 import msgspec
@@ -118,6 +118,34 @@ EXPERIMENTS = [
 ]
 
 
+EXPERIMENTS += [
+    Experiment(
+        name="pairs",
+        title="Our wrapper beside torch's, thirty times in turn: every shipped trace, 4 nodes at "
+        "1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=SHIPPED,
+        forward_s=0.08,
+        backward_s=0.16,
+        runtimes=("torch-ddp", "torch-ddp-tuned", "ddp", "gradweave"),
+        repeats=30,
+        iterations=1,
+    ),
+    Experiment(
+        name="eighth",
+        title="ResNet-50, an eighth of its parameters, 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=(("resnet50", 0.125),),
+        forward_s=0.15,
+        backward_s=0.3,
+        runtimes=("torch-ddp", "torch-ddp-tuned", "gradweave", "gtopk"),
+        repeats=10,
+        iterations=2,
+        with_timelines=True,
+    ),
+]
+
+
 class Measured(Struct, frozen=True, kw_only=True):
     experiment: str
     time: int
@@ -200,7 +228,10 @@ def page(everything: Everything, stem: str) -> str:
         found = [one for one in everything.measured if one.experiment == experiment.name]
         if found:
             lines += ["", f"## {experiment.title}", "", _settings(experiment), ""]
-            lines += _order(found) if experiment.times > 1 else _table(found)
+            if experiment.name == "pairs":
+                lines += _pairs(found)
+            else:
+                lines += _order(found) if experiment.times > 1 else _table(found)
             if experiment.name == "scaling":
                 lines += ["", f"![speed-up over nodes]({stem}_scaling.svg)"]
     rows = [r for one in everything.measured if one.experiment == "shipped" for r in one.results]
@@ -237,6 +268,34 @@ def _table(found: list[Measured]) -> list[str]:
                 f"| {row.compute_s / row.iteration_s:.1%} | {row.speedup or 0:.2f}x |"
             )
     return lines
+
+
+def _pairs(found: list[Measured]) -> list[str]:
+    """How much longer ours takes, as mean over the pairs with its 95 % interval."""
+    lines = [
+        "`ddp` is our wrapper with torch's own buckets as its plan: what the wrapper itself costs. "
+        "A ratio is ours over the other in the same repeat: mean and 95 % interval.",
+        "",
+        "| trace | scale | gradweave, messages | torch-ddp ms | gradweave / torch-ddp "
+        "| gradweave / torch-ddp-tuned | ddp / torch-ddp |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in found:
+        rows = {row.runtime: row for row in one.results}
+        lines.append(
+            f"| {rows['gradweave'].trace} | {one.parameter_scale:g} | {rows['gradweave'].messages} "
+            f"| {rows['torch-ddp'].iteration_s * 1e3:,.0f} "
+            f"| {_ratio(rows['gradweave'], rows['torch-ddp'])} "
+            f"| {_ratio(rows['gradweave'], rows['torch-ddp-tuned'])} "
+            f"| {_ratio(rows['ddp'], rows['torch-ddp'])} |"
+        )
+    return lines
+
+
+def _ratio(ours: Result, other: Result) -> str:
+    ratios = [a / b for a, b in zip(ours.repeats_s, other.repeats_s, strict=True)]
+    half = 1.96 * stdev(ratios) / len(ratios) ** 0.5
+    return f"{mean(ratios):.3f} ± {half:.3f}"
 
 
 def _order(found: list[Measured]) -> list[str]:

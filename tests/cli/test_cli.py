@@ -119,15 +119,6 @@ def test_compression_travels_less(capsys):
     assert sparse["iteration_s"] < dense["iteration_s"] / 5
 
 
-def test_demo_shows_a_table_and_a_plot(capsys):
-    assert main(["demo"]) == 0
-    out = capsys.readouterr().out
-    assert "scaling efficiency over workers" in out
-    assert "2048" in out
-    assert "\x1b" not in out
-    assert len(printed_json(capsys, "demo")) == 50
-
-
 SIMULATE = ["simulate", *JOB, "--workers", "4"]
 
 

@@ -5,6 +5,7 @@ from statistics import median
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gradweave.bench.jobs import ask
 from gradweave.compression import METHODS, parse_compression
@@ -142,11 +143,12 @@ def _best_cap_mb(
     settings: Settings,
     advance: Callable[[], None],
 ) -> float:
+    workers = cluster.spec.world_size
     cases = [
-        _case(f"fixed:{round(cap * MIB)}", trace, network, cluster.spec.world_size, cap)
+        replace(_case(TUNED, trace, network, workers, cap), runtime=f"{TUNED}:{cap}")
         for cap in _swept_caps_mb(trace)
     ]
-    sweep = msgspec.structs.replace(settings, repeats=SWEEP_REPEATS, iterations=SWEEP_ITERATIONS)
+    sweep = replace(settings, repeats=SWEEP_REPEATS, iterations=SWEEP_ITERATIONS)
     answers = _run(cluster, _question(trace, cases, sweep, timelines=False), advance)
     fastest = min(cases, key=lambda case: _median_s(answers, case.runtime))
     assert fastest.bucket_cap_mb is not None
@@ -163,14 +165,13 @@ def _swept_caps_mb(trace: Trace) -> list[float]:
 def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: float | None) -> Case:
     if runtime == OURS:
         return Case(runtime=OURS)
-    is_swept = runtime == TUNED or parse_spec(runtime).name == "fixed"
     if parse_spec(runtime).name in METHODS:
         compression = parse_compression(runtime)
         plan = make_plan(trace, network, workers=workers, compression=compression)
         return Case(runtime=runtime, plan=plan)
     planner = {TORCH: "ddp", TUNED: f"fixed:{round((cap_mb or 0) * MIB)}"}.get(runtime, runtime)
     plan = make_plan(trace, network, workers=workers, planner=planner, collective="native")
-    return Case(runtime=runtime, plan=plan, bucket_cap_mb=cap_mb if is_swept else None)
+    return Case(runtime=runtime, plan=plan, bucket_cap_mb=cap_mb if runtime == TUNED else None)
 
 
 def _question(

@@ -170,11 +170,11 @@ def timeline(case: Case, trainee: Trainee, question: TrainingQuestion) -> Timeli
 
 
 def _is_correct(case: Case, trainee: Trainee) -> bool:
-    """Rank r's gradients are r + 1, so their mean is known; sparse ones must be alike."""
+    """Rank r's gradients are P (r + 1), so that their mean is exact; sparse ones must be alike."""
     size, rank = trainee.group.size(), trainee.group.rank()
     if case.plan is not None and case.plan.buckets[0].compression is not None:
         return _is_alike(trainee)
-    expected = rank + 1.0 if case.runtime == COMPUTE else (size + 1) / 2
+    expected = size * (rank + 1) if case.runtime == COMPUTE else size * (size + 1) / 2
     wrong = any(
         parameter.grad is None or not torch.all(parameter.grad == expected)
         for parameter in trainee.model.parameters()
@@ -194,7 +194,7 @@ def _is_alike(trainee: Trainee) -> bool:
 
 
 def answers(question: TrainingQuestion, group: dist.ProcessGroup) -> Iterator[TrainingAnswer]:
-    model = Replay(question.trace, mode=question.mode, gradient=group.rank() + 1.0)
+    model = Replay(question.trace, mode=question.mode, gradient=group.size() * (group.rank() + 1.0))
     trainee = Trainee(model, group)
     cases = list(question.cases)
     for number, case in enumerate(cases):

@@ -36,11 +36,14 @@ FINEST_FACTOR = 2.1
 # A stream of messages is timed as one, long enough for clocks not to matter.
 STREAM_S = 0.1
 MOST_MESSAGES = 16
+MOST_STREAM_BYTES = 64 * MIB
+LOOKING_S = 0.002
 # What takes longer is repeated less often. Beside compute everything does where ranks share cores.
 LONG_S = 0.1
 LONG_REPEATS = 3
-# Not worth its time beyond this: a collective so much slower than the fastest at the size before.
+# Not worth its time at larger sizes: a collective so much slower than the fastest at the same size.
 HOPELESS = 3.0
+JUDGED_BYTES = 512 * KIB
 
 # Between two ranks: the time of the first, and the slope between the last two, for switches and
 # shapers let a short burst pass at more than their rate.
@@ -119,11 +122,14 @@ class _Survey:
     repeats: int
     beside: Surroundings
     samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
+    hopeless: set[Way] = field(default_factory=set)
 
     def measure(self, nbytes: int, beside: Sequence[Beside]) -> None:
         """All ways take turns, idle and beside compute."""
         streams = {
-            way: _Stream(self.communicator, way, nbytes) for way in self.ways if self._pays(way)
+            way: _Stream(self.communicator, way, nbytes)
+            for way in self.ways
+            if way not in self.hopeless
         }
         kinds = list(product(streams, beside))
         taken: dict[tuple[Way, Beside], list[list[float]]] = {kind: [] for kind in kinds}
@@ -152,18 +158,21 @@ class _Survey:
         """The kind of samples that decides what else to measure."""
         return next(iter(self.beside))
 
-    def _pays(self, way: Way) -> bool:
-        rivals = [other for other in self.ways if other.operation == way.operation]
-        last = {
-            other: next(reversed(self.samples[other, self.leading].values())).gap_s
-            for other in rivals
-            if (other, self.leading) in self.samples
+    def give_up_on_the_slow(self, nbytes: int) -> None:
+        """What is hopeless at a size will be at larger ones; its curve would end too early."""
+        seconds = {
+            way: self.samples[way, self.leading][nbytes].gap_s
+            for way in self.ways
+            if way not in self.hopeless
         }
-        return not last or last.get(way, 0.0) <= HOPELESS * min(last.values())
+        for way, gap_s in seconds.items():
+            rivals = [s for other, s in seconds.items() if other.operation == way.operation]
+            if gap_s > HOPELESS * min(rivals):
+                self.hopeless.add(way)
 
     def is_bent_at(self, nbytes: int) -> bool:
         """Whether a straight line between the neighbours would have been wrong."""
-        for way in self.ways:
+        for way in set(self.ways) - self.hopeless:
             by_size = self.samples[way, self.leading]
             known = sorted(by_size)
             if nbytes not in known[1:-1]:
@@ -178,6 +187,8 @@ class _Survey:
 
     def costs(self) -> Iterator[CollectiveCost]:
         for (way, beside), by_size in self.samples.items():
+            if way in self.hopeless:
+                continue
             sizes = sorted(by_size)
             gaps_s = _never_cheaper_at_the_end([by_size[size].gap_s for size in sizes])
             apart_s = [by_size[size].alone_s - by_size[size].gap_s for size in sizes]
@@ -202,7 +213,8 @@ class _Stream:
         started_s = time.perf_counter()
         self._send([first])
         (once_s,) = largest(communicator.group, [time.perf_counter() - started_s], device=device)
-        self.messages = max(2, min(MOST_MESSAGES, round(STREAM_S / once_s)))
+        most = max(2, min(MOST_MESSAGES, MOST_STREAM_BYTES // nbytes))
+        self.messages = max(2, min(most, round(STREAM_S / once_s)))
         self.is_long = once_s > LONG_S
         self._buffers = [first, *(torch.zeros_like(first) for _ in range(self.messages - 1))]
 
@@ -222,8 +234,12 @@ class _Stream:
 
     def _send(self, messages: list[torch.Tensor]) -> None:
         if self._way == Way("all-reduce", "native"):
-            # As DistributedDataParallel does: all are handed over before the first is done.
+            # As DistributedDataParallel does: all are handed over before the first is done, and
+            # the thread that did so is busy elsewhere. One that waits for each of them in turn is
+            # woken up each time, which costs a fifth of a small message on few cores.
             works = [self._communicator.group.allreduce([message]) for message in messages]
+            while len(works) > 1 and not works[-1].is_completed():
+                time.sleep(LOOKING_S)
             for work in works:
                 work.wait()
             return
@@ -234,6 +250,8 @@ class _Stream:
 def _measure_sizes(survey: _Survey, sizes: Sequence[int], advance: Callable[[], None]) -> None:
     for size in sizes:
         survey.measure(size, list(survey.beside))
+        if size >= JUDGED_BYTES:
+            survey.give_up_on_the_slow(size)
         advance()
     unsure = list(pairwise(sizes))
     while unsure:

@@ -329,7 +329,8 @@ class DistributedDataParallel(TorchDDP):
     def _communication_thread(self) -> CommunicationThread:
         if self._thread is None:
             self._thread = CommunicationThread(Communicator(self._own_group()))
-            weakref.finalize(self, self._thread.close)
+            # Not at exit: a thread that waits for a dead peer would keep the script from ending.
+            weakref.finalize(self, self._thread.close).atexit = False
         return self._thread
 
 

@@ -1,0 +1,41 @@
+"""Clocks that are wrong by a known amount are found to be wrong by that amount."""
+
+import time
+
+import pytest
+from ranks import on_threads
+
+from gradweave.measure.alignment import clock_offset_s
+from gradweave.measure.spans import SpanRecorder, aligned_timelines
+
+OFFSETS_S = [0.0, 1000.0, -250.0]
+
+
+def offset(group):
+    wrong_s = OFFSETS_S[group.rank()]
+    return clock_offset_s(group, now_s=lambda: time.perf_counter() + wrong_s)
+
+
+def test_offsets_between_ranks():
+    for found, injected in zip(on_threads(3, offset), OFFSETS_S, strict=True):
+        assert found == pytest.approx(-injected, abs=0.1)
+
+
+def aligned(group):
+    """Rank r begins r seconds later, by clocks that are wrong."""
+    wrong_s = OFFSETS_S[group.rank()]
+    moments = iter([wrong_s + group.rank() + moment for moment in (0.0, 0.0, 1.0, 3.0)])
+    recorder = SpanRecorder({}, now_s=lambda: next(moments))
+    recorder.begin()
+    recorder.backward()
+    recorder.ready()
+    return aligned_timelines(recorder, group, -wrong_s)
+
+
+def test_timelines_on_one_clock():
+    results = on_threads(3, aligned)
+    assert results[0] == results[1] == results[2]
+    for rank, timeline in enumerate(results[0]):
+        forward, backward = timeline.spans
+        assert forward.start_s == pytest.approx(rank)
+        assert (backward.start_s, backward.end_s) == pytest.approx((rank + 1.0, rank + 3.0))
