@@ -40,7 +40,9 @@ class Trainee:
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         self.model, self.group = model, group
-        self.own_group = subgroups_of(group)(list(range(group.size())))
+        own_group = subgroups_of(group)(list(range(group.size())))
+        assert own_group is not None
+        self.own_group = own_group  # one for all wrappers: making one takes a while
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.bytes_of = {name: parameter.nbytes for parameter, name in self.names.items()}
 
@@ -99,7 +101,7 @@ def running(case: Case, trainee: Trainee, *, noting: bool = False) -> Iterator[R
             plan=plan,
             compression=_settings(plan),
             timeline=noting,
-            own_group=trainee.own_group,
+            make_group=lambda: trainee.own_group,
         )
         yield Running(lambda: trainee.iterate(ours, None), ours.timeline)
         check_buckets(ours, bucket_bytes(plan, trainee.bytes_of))
@@ -132,9 +134,7 @@ def _average(plan: Plan, trainee: Trainee, recorder: SpanRecorder | None) -> Non
 
 def found_by_itself(trainee: Trainee) -> Prediction:
     """What our wrapper settles on, and what it then expects."""
-    ddp = DistributedDataParallel(
-        trainee.model, process_group=trainee.group, init_sync=False, own_group=trainee.own_group
-    )
+    ddp = DistributedDataParallel(trainee.model, process_group=trainee.group, init_sync=False)
     while (found := ddp.findings()).stage != "settled":
         trainee.iterate(ddp, None)
     if found.plan is None or found.predicted is None:

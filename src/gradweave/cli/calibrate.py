@@ -8,6 +8,7 @@ Examples:
 
 import argparse
 import sys
+from pathlib import Path
 
 from gradweave import collectives, files
 from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
@@ -59,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     algorithms = _algorithms(options)
+    if options.output is not None and not Path(options.output).absolute().parent.is_dir():
+        raise RequestError(f"there is no folder to write {options.output} to; make it first")
     if options.nodes is None:
         check_under_torchrun(options)
         network = _under_torchrun(
@@ -170,8 +173,7 @@ def _print(network: Network) -> None:
         members = "all" if level.members is None else f"{level.members}"
         print(
             f"between two of {members} workers: latency {level.link.latency_s * 1e6:,.0f} us, "
-            f"{1 / level.link.s_per_byte / 1e6:,.1f} MB/s; "
-            f"adding {1 / level.link.sum_s_per_byte / 1e6:,.0f} MB/s"
+            f"{_rate(level.link.s_per_byte)}; adding {_rate(level.link.sum_s_per_byte)}"
         )
     entries = network.costs
     fits = [_fit(entry) for entry in entries]
@@ -194,6 +196,10 @@ def _print(network: Network) -> None:
             "worst": [f"{found.worst_residual:.0%}" for found in fits],
         },
     )
+
+
+def _rate(s_per_byte: float) -> str:
+    return f"{1 / s_per_byte / 1e6:,.1f} MB/s" if s_per_byte else "too fast to tell"
 
 
 def _points(entry: CollectiveCost) -> dict[int, float]:

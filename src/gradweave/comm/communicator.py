@@ -1,5 +1,6 @@
 """Collectives on a process group, by name."""
 
+from datetime import timedelta
 from functools import lru_cache
 from socket import gethostname
 from zlib import crc32
@@ -153,11 +154,23 @@ def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
         if group.rank() not in ranks:
             return None
         of_the_job = dist.get_process_group_ranks(group)
-        made = dist.new_group([of_the_job[rank] for rank in ranks], use_local_synchronization=True)
+        made = dist.new_group(
+            [of_the_job[rank] for rank in ranks],
+            timeout=_timeout(group),
+            backend=dist.get_backend(group),
+            use_local_synchronization=True,
+        )
         assert isinstance(made, dist.ProcessGroup)
         return made
 
     return make
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta | None:
+    """Its own; None, which is the backend's default, where a backend does not tell."""
+    backend = group._get_backend(group_device(group))  # noqa: SLF001
+    options = getattr(backend, "options", None)
+    return getattr(options, "_timeout", None)
 
 
 # Not a method: a cache that knows its communicator would keep it, and its group, alive.

@@ -76,17 +76,27 @@ class Observer:
         self._ended: object | None = None
         self._called: dict[str, object] = {}
         self._ready: dict[str, object] = {}
+        self._is_over = False
+
+    def end(self) -> None:
+        """What follows belongs to something else, until the next ``begin``."""
+        self._is_over = True
 
     def before_module(self, name: str) -> None:
+        if self._is_over:
+            return
         mark = self._clock.mark()
         self._called.setdefault(name, mark)
         if self._began is None:
             self._began = mark
 
     def after_model(self) -> None:
-        self._ended = self._clock.mark()
+        if not self._is_over:
+            self._ended = self._clock.mark()
 
     def gradient(self, name: str) -> None:
+        if self._is_over:
+            return
         self._ready.pop(name, None)  # the last accumulation counts, and so does its place
         self._ready[name] = self._clock.mark()
 

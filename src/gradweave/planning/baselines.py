@@ -1,6 +1,6 @@
 """Merging without looking at the network: per tensor, all in one, or by size."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 
 from gradweave.costs import Cost
@@ -24,19 +24,23 @@ def all_in_one(trace: Trace, cost: Cost) -> list[int]:
 
 def torch_default(trace: Trace, cost: Cost) -> list[int]:
     del cost
-    return _closed_at(trace, chain([TORCH_FIRST_BYTES], repeat(TORCH_BYTES)))
+    return closed_at([tensor.nbytes for tensor in trace.tensors], torch_caps())
 
 
 def at_least(trace: Trace, nbytes: int) -> list[int]:
-    return _closed_at(trace, repeat(nbytes))
+    return closed_at([tensor.nbytes for tensor in trace.tensors], repeat(nbytes))
 
 
-def _closed_at(trace: Trace, caps: Iterator[int]) -> list[int]:
+def torch_caps() -> Iterator[int]:
+    return chain([TORCH_FIRST_BYTES], repeat(TORCH_BYTES))
+
+
+def closed_at(sizes: Sequence[int], caps: Iterator[int]) -> list[int]:
     """A bucket closes as soon as it holds at least its cap, as torch's do."""
     lengths, length, held, cap = [], 0, 0, next(caps)
-    for tensor in trace.tensors:
+    for size in sizes:
         length += 1
-        held += tensor.nbytes
+        held += size
         if held >= cap:
             lengths.append(length)
             length, held, cap = 0, 0, next(caps)

@@ -1,13 +1,16 @@
 """The plans worth trying: what the model of the network holds best, and what torch would do."""
 
+from itertools import repeat
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.compression import Compression
 from gradweave.costs.cost import FloatArray
 from gradweave.network import Network
-from gradweave.plan import Bucket, Plan
+from gradweave.plan import Bucket, Plan, merge
 from gradweave.planning import make_plan
+from gradweave.planning.baselines import closed_at, torch_caps
 from gradweave.simulation import simulate
 from gradweave.simulation.iteration import bucket_bytes
 from gradweave.trace import Trace
@@ -34,12 +37,16 @@ def shortlist(
     workers: int,
     planner: str,
     collectives: tuple[str, ...],
+    torchs_lengths: list[int],
     compression: Compression | None = None,
 ) -> list[Candidate]:
-    """The planner's plan first, torch's last; plans with the same buckets stand once."""
+    """The planner's plan first, torch's last; plans with the same buckets stand once.
 
-    def planned_as_is(name: str) -> Plan:
-        return make_plan(
+    ``torchs_lengths`` are how many tensors torch would put into each bucket by itself.
+    """
+
+    def planned(name: str) -> Plan:
+        plan = make_plan(
             trace,
             network,
             workers=workers,
@@ -47,9 +54,6 @@ def shortlist(
             collective=collectives[0],
             compression=compression,
         )
-
-    def planned(name: str) -> Plan:
-        plan = planned_as_is(name)
         if compression is not None:
             return plan
         return with_best_collectives(plan, trace, network, workers=workers, known=collectives)
@@ -58,6 +62,13 @@ def shortlist(
         timeline = simulate(trace, plan, network, workers=workers)
         return Candidate(plan=plan, predicted_s=timeline.iteration_s)
 
+    torchs_own = merge(
+        trace,
+        torchs_lengths,
+        planner="ddp",
+        collective=collectives[0],
+        compression=compression,
+    )
     names = [planner]
     if planner == "optimal":
         names += [f"optimal:{tolerance}" for tolerance in TOLERANCES]
@@ -65,9 +76,21 @@ def shortlist(
     best_uniform = min(uniform, key=lambda one: one.predicted_s)
     found = [*(candidate(planned(name)) for name in names), best_uniform]
     unique = {one.plan.buckets: one for one in reversed(found)}
-    torchs = candidate(planned_as_is("ddp"))
+    torchs = candidate(torchs_own)
     unique.pop(torchs.plan.buckets, None)
     return [*reversed(unique.values()), replace(torchs, is_torchs=True)]
+
+
+def torch_lengths(trace: Trace, *, bucket_cap_mb: float | None, is_declared: bool) -> list[int]:
+    """How torch buckets by itself: 1 MiB and then 25 MiB, or all of one size where one is given.
+
+    Where it keeps the order of declaration it walks through that from its beginning, and sends the
+    buckets from the last to the first; the trace then stands in reversed declaration order.
+    """
+    order = -1 if is_declared else 1
+    sizes = [tensor.nbytes for tensor in trace.tensors][::order]
+    caps = torch_caps() if bucket_cap_mb is None else repeat(int(bucket_cap_mb * MIB))
+    return closed_at(sizes, caps)[::order]
 
 
 def with_best_collectives(

@@ -1,9 +1,12 @@
 """A drop-in DistributedDataParallel that finds its own buckets while the model trains."""
 
+import inspect
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,9 +34,9 @@ from gradweave.runtime.buckets import (
 from gradweave.runtime.candidates import Candidate
 from gradweave.runtime.explain import explanation
 from gradweave.runtime.hooks import BucketSender, SparseSender, send_bucket
-from gradweave.runtime.options import Options, check_caps, why_unplannable
+from gradweave.runtime.options import Options, check_caps, check_plan, why_unplannable
 from gradweave.runtime.pilot import Findings, Pilot
-from gradweave.runtime.swap import swap_reducer
+from gradweave.runtime.swap import bucket_fields, swap_reducer
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.step import Sparsifier
@@ -66,7 +69,8 @@ class DistributedDataParallel(TorchDDP):
     ``trial_steps``  how many steps each candidate is timed for; 0 trusts the prediction.
     ``replan_when``  plan again when steps take another time by this share.
     ``timeline``     note when each bucket was ready and done, for ``timeline()``.
-    ``own_group``    a process group that nobody else uses (default: it makes one where it must).
+    ``make_group``   makes another process group of the same ranks, where calibration or collectives
+                     of ours need one (default: torch.distributed.new_group).
 
     Everything else is torch's own.
     """
@@ -85,7 +89,7 @@ class DistributedDataParallel(TorchDDP):
         trial_steps: int = 5,
         replan_when: float | None = None,
         timeline: bool = False,
-        own_group: dist.ProcessGroup | None = None,
+        make_group: Callable[[], dist.ProcessGroup] | None = None,
         **torch_options: Any,
     ) -> None:
         options = Options(
@@ -98,24 +102,29 @@ class DistributedDataParallel(TorchDDP):
             replan_when=replan_when,
             timeline=timeline,
         )
+        torch_options |= _named(torch_arguments)
         check_caps(torch_options)
-        super().__init__(module, *torch_arguments, **torch_options)
-        self._options, self._given_own_group = options, own_group
+        super().__init__(module, **torch_options)
+        self._options, self._make_group = options, make_group
         self._torch_cap_mb: float | None = torch_options.get("bucket_cap_mb")
+        self._torch_buckets = bucket_fields(self)
         self._planned = _planned_parameters(self)
         self._grad_scaler = grad_scaler
         self._sparse: SparseSender | None = None
         self._sender: BucketSender | None = None
         self._thread: CommunicationThread | None = None
+        self._message_group: dist.ProcessGroup | None = None
+        self._backward = _Backward()
         self._user_hook: tuple[object, Callable[..., Any]] | None = None
         self._recorder: SpanRecorder | None = None
         self._clock_offset_s = 0.0
         self._step = 0
         self._unchecked: tuple[int, list[int]] | None = None
         self._pilot: Pilot | None = None
-        why = why_unplannable(self._planned, torch_options, self.process_group.size())
+        why = why_unplannable(module, self._planned, torch_options, self.process_group.size())
         if why is None:
             self._pilot = self._new_pilot(_given_plan(self, plan))
+            weakref.finalize(self, self._pilot.close).atexit = False
         elif self.process_group.size() > 1:
             logger.warning("keeping torch's own buckets: %s", why)
         self._why_unplanned = why
@@ -138,7 +147,7 @@ class DistributedDataParallel(TorchDDP):
         """What a restart can be given as ``plan``."""
         found = self.findings()
         if found.plan is None or found.trace is None or found.network is None:
-            raise RequestError("nothing has been planned yet; call it after the first steps")
+            raise RequestError(f"there is no recipe: {self.explain()}")
         return Recipe(
             workers=self.process_group.size(),
             device=_device_name(self.device),
@@ -169,23 +178,34 @@ class DistributedDataParallel(TorchDDP):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if self._sender is not None and self._sender.failure is not None:
             raise self._sender.failure
-        is_step = torch.is_grad_enabled() and self.require_backward_grad_sync and self.training
+        is_synced = torch.is_grad_enabled() and self.require_backward_grad_sync
+        is_step = is_synced and self._backward.has_begun
         if is_step:
             self._begin_step(inputs)
         output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if is_synced:
+            self._backward.watch(output)
         if is_step and self._recorder is not None:
             self._recorder.backward()
         return output
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Ranks that have run out of data cannot take part in planning."""
+        """Ranks that have run out of data cannot take part in planning, so it ends here."""
         if self._pilot is not None:
             self._pilot.stop("planning ends where join() begins")
+        if self._sender is not None and not kwargs.get("divide_by_initial_world_size", True):
+            raise RequestError(
+                "with collective, compression, wire_dtype or timeline gradients are divided by the "
+                "number of all workers; leave out divide_by_initial_world_size=False"
+            )
         hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
         return hook
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """A hook of the user's stays when buckets change."""
+        """With a hook of the user's, planning ends: it may keep state for each bucket."""
+        if "_options" not in self.__dict__:  # torch itself, for its mixed precision
+            super().register_comm_hook(state, hook)
+            return
         options = self._options
         named = options.collective != "auto"
         if options.wire_dtype or options.compression or options.timeline or named:
@@ -193,20 +213,17 @@ class DistributedDataParallel(TorchDDP):
                 "there is one hook per wrapper, and collective, compression, wire_dtype or "
                 "timeline need it; leave them out"
             )
+        if self._pilot is not None:
+            self._pilot.stop("there is a communication hook")
         super().register_comm_hook(state, hook)
         self._user_hook = (state, hook)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy does not plan: threads and groups cannot be copied."""
+        """A copy has torch's own buckets and does not plan: threads and groups stay here."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        kept = {
-            "_pilot": None,
-            "_sender": None,
-            "_sparse": None,
-            "_thread": None,
-            "_recorder": None,
-        }
-        return {**state, **kept, "_given_own_group": None}
+        gone = ("_pilot", "_sender", "_sparse", "_thread", "_recorder", "_unchecked")
+        state |= dict.fromkeys((*gone, "_make_group", "_message_group", "_user_hook"))
+        return {**state, **self._torch_buckets, "_why_unplanned": "this is a copy"}
 
     def _begin_step(self, inputs: tuple[Any, ...]) -> None:
         self._step += 1
@@ -233,7 +250,7 @@ class DistributedDataParallel(TorchDDP):
         self._unchecked = None
         check_buckets(self, planned)
 
-    def _new_pilot(self, given: Plan | None) -> Pilot:
+    def _new_pilot(self, given: Plan | Recipe | None) -> Pilot:
         # The pilot must not keep the wrapper alive: it has to die before its process group.
         wrapper = weakref.ref(self)
 
@@ -242,47 +259,43 @@ class DistributedDataParallel(TorchDDP):
             if live is not None:
                 live._adopt(what)  # noqa: SLF001
 
-        def own_group() -> dist.ProcessGroup:
-            live = wrapper()
-            assert live is not None
-            return live._own_group()  # noqa: SLF001
-
         return Pilot(
             self._options,
             module=self.module,
             parameters=self._planned,
             group=self.process_group,
-            own_group=own_group,
+            make_group=self._make_group or partial(_same_ranks, self.process_group),
             adopt=adopt,
             keeps_declared_order=self.find_unused_parameters and not self.static_graph,
+            torch_cap_mb=self._torch_cap_mb,
             given=given,
         )
 
     def _own_group(self) -> dist.ProcessGroup:
-        if self._given_own_group is None:
-            everyone = list(range(self.process_group.size()))
-            self._given_own_group = subgroups_of(self.process_group)(everyone)
-        assert self._given_own_group is not None
-        return self._given_own_group
+        """For messages alone: two threads on one group would mix up theirs."""
+        if self._message_group is None:
+            make = self._make_group or partial(_same_ranks, self.process_group)
+            self._message_group = make()
+        return self._message_group
 
     def _adopt(self, what: Candidate | Literal["one bucket", "torch's own"]) -> None:
         """Other buckets from now on."""
         collectives: list[str] = []
+        caps_mb: list[float] = []
         self._unchecked = None
-        if isinstance(what, Candidate) and not what.is_torchs:
-            bytes_of = {name: parameter.nbytes for name, parameter in self._planned.items()}
-            caps_mb = bucket_caps_mb(what.plan, bytes_of)
-            planned = bucket_bytes(what.plan, bytes_of)
-            if self.find_unused_parameters and not self.static_graph:
-                caps_mb = caps_mb[::-1]  # torch goes through the declaration, then turns it round
-            swap_reducer(self, bucket_cap_mb=None, caps_mb=caps_mb)
+        bytes_of = {name: parameter.nbytes for name, parameter in self._planned.items()}
+        if what == "one bucket":
+            caps_mb = [sum(bytes_of.values()) / MIB + 1]
+        elif isinstance(what, Candidate):
             collectives = [bucket.collective for bucket in what.plan.buckets]
+            planned = bucket_bytes(what.plan, bytes_of)
             self._unchecked = (self._step + CHECKED_AFTER_STEPS, planned)
-        elif what == "one bucket":
-            total_mb = sum(parameter.nbytes for parameter in self._planned.values()) / MIB
-            swap_reducer(self, bucket_cap_mb=None, caps_mb=[total_mb + 1])
-        else:
-            swap_reducer(self, bucket_cap_mb=self._torch_cap_mb, caps_mb=[])
+            if not what.is_torchs:
+                caps_mb = bucket_caps_mb(what.plan, bytes_of)
+        if self.find_unused_parameters and not self.static_graph:
+            caps_mb = caps_mb[::-1]  # torch goes through the declaration, then turns it round
+        cap_mb = None if caps_mb else self._torch_cap_mb
+        swap_reducer(self, self._planned.values(), bucket_cap_mb=cap_mb, caps_mb=caps_mb)
         self._hook(collectives)
 
     def _hook(self, collectives: list[str]) -> None:
@@ -334,6 +347,37 @@ class DistributedDataParallel(TorchDDP):
         return self._thread
 
 
+def _named(torch_arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """What was given to torch by position, by name."""
+    names = list(inspect.signature(TorchDDP.__init__).parameters)[2:]
+    if len(torch_arguments) > len(names):
+        raise TypeError(f"DistributedDataParallel takes at most {len(names) + 1} arguments")
+    return dict(zip(names, torch_arguments, strict=False))
+
+
+def _same_ranks(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    made = subgroups_of(group)(list(range(group.size())))
+    assert made is not None
+    return made
+
+
+class _Backward:
+    """Whether a backward pass has begun since the last forward: one forward may follow another."""
+
+    def __init__(self) -> None:
+        self.has_begun = True  # before the first step
+
+    def watch(self, output: Any) -> None:
+        found = next((tensor for tensor in _tensors(output) if tensor.requires_grad), None)
+        if found is not None:
+            self.has_begun = False
+            found.register_hook(self._begin)  # type: ignore[no-untyped-call]
+
+    def _begin(self, gradient: torch.Tensor) -> None:
+        del gradient
+        self.has_begun = True
+
+
 def _planned_parameters(ddp: TorchDDP) -> dict[str, nn.Parameter]:
     return {
         name: parameter
@@ -342,15 +386,18 @@ def _planned_parameters(ddp: TorchDDP) -> dict[str, nn.Parameter]:
     }
 
 
-def _given_plan(ddp: TorchDDP, plan: PlanSource | None) -> Plan | None:
+def _given_plan(ddp: TorchDDP, plan: PlanSource | None) -> Plan | Recipe | None:
     """None where there is none, or where it was made for something else."""
+    if plan is None:
+        return None
     if isinstance(plan, str | os.PathLike):
         plan = _read(plan)
+    check_plan(plan.plan if isinstance(plan, Recipe) else plan)
     if not isinstance(plan, Recipe):
         return plan
     why = plan.why_not(workers=ddp.process_group.size(), device=_device_name(ddp.device))
     if why is None:
-        return plan.plan
+        return plan
     logger.warning("planning again instead of using the recipe: %s", why)
     return None
 
@@ -374,16 +421,18 @@ def _device_name(device: torch.device) -> str:
 
 def _batch_size(inputs: tuple[Any, ...]) -> int:
     """Of the first tensor that has one."""
-    sizes = _leading_sizes(inputs)
+    sizes = (tensor.shape[0] for tensor in _tensors(inputs) if tensor.dim() > 0)
     return max(1, next(sizes, 1))
 
 
-def _leading_sizes(value: Any) -> Iterator[int]:
-    if isinstance(value, torch.Tensor) and value.dim() > 0:
-        yield value.shape[0]
-    elif isinstance(value, dict):
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
         for part in value.values():
-            yield from _leading_sizes(part)
+            yield from _tensors(part)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _leading_sizes(part)
+            yield from _tensors(part)
+    elif is_dataclass(value):
+        yield from _tensors([getattr(value, field.name) for field in fields(value)])

@@ -12,9 +12,11 @@ def explanation(found: Findings | None, why_unplanned: str | None, *, workers: i
         return f"No plan yet: {found.stage}."
     if found.note is not None:
         return f"torch's own buckets stay: {found.note}."
-    assert found.plan is not None
-    if found.trace is None or found.network is None:
-        return f"{_buckets(found.plan)}, as given."
+    if found.plan is None:
+        return "The whole model travels as one sparse message."
+    if found.trace is None or found.network is None or not found.trials:
+        how = "as given" if found.predicted is None else f"planned by {found.plan.planner}"
+        return f"{_buckets(found.plan)}, {how}."
     trace = found.trace
     measured = (
         f"Measured: {len(trace.tensors)} gradients, {trace.nbytes.sum() / 1e6:.1f} MB; "

@@ -5,10 +5,13 @@ from typing import Any
 
 import torch
 from msgspec import Struct
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
 
 from gradweave import collectives
 from gradweave.errors import RequestError
-from gradweave.planning import find_planner
+from gradweave.plan import Plan
+from gradweave.planning import WITHOUT_OVERLAP, find_planner
 from gradweave.sparse.settings import Sparse
 from gradweave.words import parse_spec
 
@@ -37,6 +40,14 @@ class Options(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         find_planner(self.planner)
+        if parse_spec(self.planner).name in WITHOUT_OVERLAP:
+            raise RequestError(
+                f"planner {self.planner!r} sends nothing before backward has ended, which torch's "
+                "wrapper cannot do"
+            )
+        for name in ("record_steps", "trial_steps"):
+            if not isinstance(getattr(self, name), int):
+                raise RequestError(f"{name} must be a whole number, got {getattr(self, name)!r}")
         known = [AUTO, "native", *collectives.names("all-reduce")]
         if self.collective != AUTO and parse_spec(self.collective).name not in known:
             raise RequestError(f"no collective {self.collective!r}; there are {', '.join(known)}")
@@ -67,19 +78,48 @@ def check_caps(torch_options: Mapping[str, Any]) -> None:
             raise RequestError(f"bucket caps must be positive numbers of MiB, got {cap}")
 
 
+def check_plan(plan: object) -> None:
+    """That it is a plan, and one that torch's wrapper can carry out."""
+    if not isinstance(plan, Plan):
+        raise RequestError(f"plan must be a Plan, a Recipe or a file, got {type(plan).__name__}")
+    if not plan.overlap:
+        raise RequestError(
+            f"the plan of {plan.planner!r} sends nothing before backward has ended, which torch's "
+            "wrapper cannot do"
+        )
+    known = ["native", *collectives.names("all-reduce")]
+    for bucket in plan.buckets:
+        if parse_spec(bucket.collective).name not in known:
+            raise RequestError(
+                f"the plan has no collective we know: {bucket.collective!r}; there are "
+                f"{', '.join(known)}"
+            )
+
+
 def why_unplannable(
-    parameters: Mapping[str, torch.nn.Parameter], torch_options: Mapping[str, object], workers: int
+    module: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    torch_options: Mapping[str, object],
+    workers: int,
 ) -> str | None:
     """Why torch's own buckets stay, in words; None where a plan can be carried out."""
-    if workers == 1:
-        return "one worker sends no messages"
-    for name in UNPLANNABLE:
-        if torch_options.get(name) is not None:
-            return f"{name} is given"
     kinds = {(str(p.dtype), str(p.device)) for p in parameters.values()}
-    if len(kinds) > 1:
-        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        return f"torch buckets each type and device by itself, and there are {found}"
-    if any(hasattr(p, "_in_backward_optimizers") for p in parameters.values()):
-        return "an optimizer runs in backward"
-    return None
+    names = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+    given = [name for name in UNPLANNABLE if torch_options.get(name) is not None]
+    embeddings = (nn.Embedding, nn.EmbeddingBag)
+    parts = list(module.modules())
+    reasons = {
+        "one worker sends no messages": workers == 1,
+        f"{', '.join(given)} is given": bool(given),
+        f"torch buckets each type and device by itself, and there are {names}": len(kinds) > 1,
+        "sparse gradients travel by themselves": any(
+            isinstance(part, embeddings) and part.sparse for part in parts
+        ),
+        "the model is compiled, and its graph is split by the buckets": any(
+            isinstance(part, OptimizedModule) for part in parts
+        ),
+        "an optimizer runs in backward": any(
+            hasattr(p, "_in_backward_optimizers") for p in parameters.values()
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)

@@ -27,7 +27,8 @@ from gradweave.measure.backward import Iteration, Observer, observing, recording
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
 from gradweave.plan import Plan
-from gradweave.runtime.candidates import Candidate, shortlist
+from gradweave.recipe import Recipe
+from gradweave.runtime.candidates import Candidate, shortlist, torch_lengths
 from gradweave.runtime.options import AUTO, Options
 from gradweave.runtime.window import ComputeWindow
 from gradweave.simulation import simulate
@@ -88,23 +89,37 @@ class Pilot:
         module: nn.Module,
         parameters: dict[str, nn.Parameter],
         group: dist.ProcessGroup,
-        own_group: Callable[[], dist.ProcessGroup],
+        make_group: Callable[[], dist.ProcessGroup],
         adopt: Adopt,
         keeps_declared_order: bool,
-        given: Plan | None,
+        torch_cap_mb: float | None,
+        given: Plan | Recipe | None,
     ) -> None:
         self.found = Findings()
         self._options, self._module, self._parameters = options, module, parameters
-        self._group, self._own_group, self._adopt = group, own_group, adopt
-        self._keeps_declared_order = keeps_declared_order
+        self._group, self._make_group, self._adopt = group, make_group, adopt
+        self._calibration_group: dist.ProcessGroup | None = None
+        self._keeps_declared_order, self._torch_cap_mb = keeps_declared_order, torch_cap_mb
+        self._given_plan = given
         self._device = group_device(group)
         self._batch_size = 1
-        self._course: Generator[None] | None = self._from(given)
+        self._course: Generator[None] | None = self._whole_course()
 
     def step(self, batch_size: int) -> None:
         """A synchronised training step begins; the one before it is over on this rank."""
         self._batch_size = batch_size
-        if self._course is not None and next(self._course, "over") == "over":
+        try:
+            if self._course is not None and next(self._course, "over") == "over":
+                self._course = None
+        except BaseException as error:
+            self._course = None
+            self.found.stage, self.found.note = "settled", f"planning failed: {error}"
+            raise
+
+    def close(self) -> None:
+        """Leave no hook and no thread behind."""
+        if self._course is not None:
+            self._course.close()
             self._course = None
 
     @property
@@ -113,32 +128,35 @@ class Pilot:
 
     def stop(self, why: str) -> None:
         """Keep what there is; from now on nothing is measured and nothing changes."""
-        if self._course is not None:
-            self._course.close()
-            self._course = None
+        if self.found.stage == "not begun" and self._given_plan is not None:
+            self.step(self._batch_size)  # a given plan needs no planning
+        self.close()
         if not self.is_settled:
-            self.found.stage, self.found.note = "settled", why
-            self.found.plan = None
-            self._adopt("torch's own")
-            logger.warning("keeping torch's own buckets: %s", why)
+            self._give_up(why)
 
-    def _from(self, given: Plan | None) -> Generator[None]:
+    def _give_up(self, why: str) -> None:
+        self.found.stage, self.found.note = "settled", why
+        self.found.plan = None
+        self._adopt("torch's own")
+        logger.warning("keeping torch's own buckets: %s", why)
+
+    def _whole_course(self) -> Generator[None]:
         compression = self._options.compression
         if compression is not None and compression.whole_model:
             self._adopt("one bucket")
-            self.found.stage, self.found.note = "settled", "the whole model is one sparse message"
+            self.found.stage = "settled"
             return
+        given = self._given_plan
         if given is not None:
             yield from self._given(given)
-        while True:
-            if given is None:
-                planned = yield from self._planned()
-                if not planned:
-                    return
-            given = None
+            yield from self._until_drift()
+        while (yield from self._planned()):
             yield from self._until_drift()
 
-    def _given(self, plan: Plan) -> Iterator[None]:
+    def _given(self, given: Plan | Recipe) -> Iterator[None]:
+        plan = given if isinstance(given, Plan) else given.plan
+        if isinstance(given, Recipe):
+            self.found.trace, self.found.network = given.trace, given.network
         self._check_plan(plan)
         self.found.plan = plan
         self._adopt(Candidate(plan=plan, predicted_s=0.0))
@@ -150,10 +168,17 @@ class Pilot:
         """Record and calibrate, plan, try, choose; whether there is a plan in the end."""
         self.found = Findings(stage="recording")
         self._adopt("one bucket")
-        observed, network = yield from self._observed_and_calibrated()
+        observed, calibration = yield from self._observed_and_calibrated()
+        if self._any(calibration.failure is not None):
+            self._give_up(f"calibrating failed: {calibration.failure or 'on another rank'}")
+            return False
+        network = calibration.network()
+        if self._any(not observed):
+            self._give_up("no step had a backward pass")
+            return False
         trace = self._trace(observed)
-        if trace is None:
-            self.stop("gradients do not come in the same order in every step")
+        if isinstance(trace, str):
+            self._give_up(trace)
             return False
         self.found.trace, self.found.network = trace, network
         candidates = self._candidates(trace, network)
@@ -167,14 +192,16 @@ class Pilot:
         self._settle(best, trace, network)
         return True
 
-    def _observed_and_calibrated(self) -> Generator[None, None, tuple[list[Iteration], Network]]:
+    def _observed_and_calibrated(
+        self,
+    ) -> Generator[None, None, tuple[list[Iteration], "_Calibration"]]:
         observed: list[Iteration] = []
         window = ComputeWindow(self._parameters)
         calibration = _Calibration(self._calibration(window), end=window.end)
         with (
             calibration,
             observing(self._module, self._parameters) as observer,
-            window.watching(),
+            window.watching(on_last=observer.end),
         ):
             steps = 0
             while steps < RECORD_WARMUP + self._options.record_steps or self._any(
@@ -187,10 +214,13 @@ class Pilot:
                 if steps >= RECORD_WARMUP and (iteration := _complete(observer)):
                     observed.append(iteration)
                 steps += 1
-        return observed, calibration.network()
+        return observed, calibration
 
     def _calibration(self, window: ComputeWindow) -> Callable[[], Network]:
-        communicator = Communicator(self._own_group())
+        if self._calibration_group is None:
+            self._calibration_group = self._make_group()
+        communicator = Communicator(self._calibration_group)
+        device = self._device
         total_bytes = sum(parameter.nbytes for parameter in self._parameters.values())
         algorithms = self._collectives(communicator)
 
@@ -199,7 +229,7 @@ class Pilot:
             """While all ranks compute; the first that ends ends it for all."""
             window.wait()
             ended = [float(window.has_ended)]
-            if largest(communicator.group, ended, device=self._device) != [0.0]:
+            if largest(communicator.group, ended, device=device) != [0.0]:
                 raise _Ended
             yield
 
@@ -221,8 +251,11 @@ class Pilot:
         is_tiered = len(communicator.topology.factors) > 1
         return (*AUTO_COLLECTIVES, AUTO_TIERED) if is_tiered else AUTO_COLLECTIVES
 
-    def _trace(self, observed: list[Iteration]) -> Trace | None:
-        """In the order in which torch will bucket: rank 0's, or that of declaration."""
+    def _trace(self, observed: list[Iteration]) -> Trace | str:
+        """In the order in which torch will bucket: rank 0's, or that of declaration.
+
+        Or, in words, why there is none.
+        """
         recording = recording_of(
             observed,
             self._parameters,
@@ -234,11 +267,11 @@ class Pilot:
             order = list(reversed(self._parameters))
         else:
             if self._any(recording.reordered > 0):
-                return None
+                return "gradients do not come in the same order in every step"
             own = "\n".join(observed[0].ready_s)
             order = broadcast_text(self._group, own, device=self._device).split("\n")
         if set(order) != set(self._parameters):
-            return None
+            return "some parameters get no gradient"
         by_name = {tensor.name: tensor for tensor in recording.trace.tensors}
         tensors, latest_s = [], 0.0
         for name in order:
@@ -256,6 +289,11 @@ class Pilot:
                 workers=self._group.size(),
                 planner=self._options.planner,
                 collectives=tuple(dict.fromkeys(entry.collective for entry in network.costs)),
+                torchs_lengths=torch_lengths(
+                    trace,
+                    bucket_cap_mb=self._torch_cap_mb,
+                    is_declared=self._keeps_declared_order,
+                ),
                 compression=self._compression(),
             )
             text = msgspec.json.encode(found).decode()
@@ -363,15 +401,15 @@ class _Calibration:
     def __init__(self, run: Callable[[], Network], *, end: Callable[[], None]) -> None:
         self._end = end
         self._found: Network | None = None
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
 
         def work() -> None:
             try:
                 self._found = run()
             except _Ended:
                 pass
-            except BaseException as error:  # noqa: BLE001 raised where the result is asked for
-                self._failure = error
+            except BaseException as error:  # noqa: BLE001 the course gives up then
+                self.failure = error
 
         self._thread = Thread(target=work, name="gradweave calibration", daemon=True)
         self._thread.start()
@@ -393,8 +431,6 @@ class _Calibration:
         return self._thread.is_alive()
 
     def network(self) -> Network:
-        if self._failure is not None:
-            raise self._failure
         assert self._found is not None
         return self._found
 

@@ -1,6 +1,6 @@
 """When the ranks compute: between the beginning of forward and the last gradient."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event
 
@@ -36,8 +36,9 @@ class ComputeWindow:
         self._open.wait()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, on_last: Callable[[], None]) -> Iterator[None]:
         """With hooks that see the last gradient come, for the length of a block."""
+        self._on_last = on_last
         handles = [
             parameter.register_post_accumulate_grad_hook(self._gradient)  # type: ignore[no-untyped-call]
             for parameter in self._parameters.values()
@@ -51,5 +52,6 @@ class ComputeWindow:
     def _gradient(self, parameter: torch.Tensor) -> None:
         del parameter
         self._missing -= 1
-        if self._missing <= 0:
+        if self._missing == 0:
             self.close()
+            self._on_last()
