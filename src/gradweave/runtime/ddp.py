@@ -179,15 +179,24 @@ class DistributedDataParallel(TorchDDP):
         if self._sender is not None and self._sender.failure is not None:
             raise self._sender.failure
         is_synced = torch.is_grad_enabled() and self.require_backward_grad_sync
-        is_step = is_synced and self._backward.has_begun
-        if is_step:
+        if self._backward.has_begun and (is_synced or self._may_change_before_no_sync()):
+            self._backward.has_begun = False
             self._begin_step(inputs)
+        if is_synced:
+            self._begin_pass()
         output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if is_synced:
             self._backward.watch(output)
-        if is_step and self._recorder is not None:
-            self._recorder.backward()
+            if self._recorder is not None:
+                self._recorder.backward()
         return output
+
+    def _may_change_before_no_sync(self) -> bool:
+        """A reducer remembers what was used without synchronising, so a step begins there.
+
+        Only a static graph's wants its first pass to be a synchronised one, and remembers nothing.
+        """
+        return torch.is_grad_enabled() and not self.static_graph
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Ranks that have run out of data cannot take part in planning, so it ends here."""
@@ -237,6 +246,11 @@ class DistributedDataParallel(TorchDDP):
         if self._sender is not None:
             self._sender.step = self._step
         self._check_buckets()
+
+    def _begin_pass(self) -> None:
+        """Of the step's passes, the one whose gradients travel."""
+        if self._pilot is not None:
+            self._pilot.begin_pass()
         if self._recorder is not None:
             self._recorder.begin()
 
@@ -362,15 +376,17 @@ def _same_ranks(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 class _Backward:
-    """Whether a backward pass has begun since the last forward: one forward may follow another."""
+    """Whether a synchronised backward pass has begun since the last step began."""
 
     def __init__(self) -> None:
         self.has_begun = True  # before the first step
 
     def watch(self, output: Any) -> None:
+        """Where the output has no tensor to watch, its forward counts as a step."""
         found = next((tensor for tensor in _tensors(output) if tensor.requires_grad), None)
-        if found is not None:
-            self.has_begun = False
+        if found is None:
+            self.has_begun = True
+        else:
             found.register_hook(self._begin)  # type: ignore[no-untyped-call]
 
     def _begin(self, gradient: torch.Tensor) -> None:

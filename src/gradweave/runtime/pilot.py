@@ -103,6 +103,7 @@ class Pilot:
         self._given_plan = given
         self._device = group_device(group)
         self._batch_size = 1
+        self._on_pass: Callable[[], None] = _nothing
         self._course: Generator[None] | None = self._whole_course()
 
     def step(self, batch_size: int) -> None:
@@ -116,11 +117,16 @@ class Pilot:
             self.found.stage, self.found.note = "settled", f"planning failed: {error}"
             raise
 
+    def begin_pass(self) -> None:
+        """Of the step's forward passes the one whose gradients travel begins."""
+        self._on_pass()
+
     def close(self) -> None:
         """Leave no hook and no thread behind."""
         if self._course is not None:
             self._course.close()
             self._course = None
+        self._on_pass = _nothing
 
     @property
     def is_settled(self) -> bool:
@@ -203,17 +209,22 @@ class Pilot:
             observing(self._module, self._parameters) as observer,
             window.watching(on_last=observer.end),
         ):
+
+            def on_pass() -> None:
+                observer.begin()
+                window.open()
+
+            self._on_pass = on_pass
             steps = 0
             while steps < RECORD_WARMUP + self._options.record_steps or self._any(
                 calibration.is_running
             ):
-                observer.begin()
-                window.open()
                 yield
                 window.close()
                 if steps >= RECORD_WARMUP and (iteration := _complete(observer)):
                     observed.append(iteration)
                 steps += 1
+        self._on_pass = _nothing
         return observed, calibration
 
     def _calibration(self, window: ComputeWindow) -> Callable[[], Network]:
@@ -433,6 +444,10 @@ class _Calibration:
     def network(self) -> Network:
         assert self._found is not None
         return self._found
+
+
+def _nothing() -> None:
+    pass
 
 
 def _complete(observer: Observer) -> Iteration | None:
