@@ -1,0 +1,23 @@
+"""The examples run as their first lines say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_training_on_the_shipped_images():
+    """Seconds: two ranks import torch."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(EXAMPLES / "train_fashion.py"), "--steps", "2"],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "step 0: loss 2." in done.stdout
+    assert "No plan yet: recording." in done.stdout
