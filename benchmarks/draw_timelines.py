@@ -39,7 +39,9 @@ def main() -> None:
     parser.add_argument("--runtime", default="torch-ddp,optimal")
     options = parser.parse_args()
     run = RunFolder(options.run).read()
-    values = [row for name in options.runtime.split(",") for row in rows(name, run.measured[name])]
+    values = [
+        row for name in options.runtime.split(",") for row in rows(name, run.measured[name][0])
+    ]
     chart = (
         alt.Chart(alt.InlineData(values=values))
         .mark_bar(height=20, stroke="white", strokeWidth=0.5)

@@ -1,12 +1,17 @@
 """The folder an experiment leaves behind: what was asked, predicted and measured, as JSON files.
 
     RUN/trace.json network.json results.json
-    RUN/RUNTIME/plan.json predicted.json measured.json
+    RUN/RUNTIME/plan.json predicted.json measured.json measured-1.json …
+
+Timelines were measured on every rank: rank 0's is measured.json, rank 1's measured-1.json, all
+counted from the same moment.
 
 Predictions are written before anything is measured. `gradweave report` reads such folders.
 """
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 
 from msgspec import Struct
@@ -36,7 +41,7 @@ class Run(Struct, frozen=True, kw_only=True):
     results: Results
     plans: dict[str, Plan]
     predicted: dict[str, Timeline]
-    measured: dict[str, Timeline]  # of the runtimes whose messages were watched
+    measured: dict[str, tuple[Timeline, ...]]  # by rank, where messages were watched
 
 
 class RunFolder:
@@ -56,11 +61,13 @@ class RunFolder:
         files.write(folder / "plan.json", prediction.plan)
         files.write(folder / "predicted.json", prediction.timeline)
 
-    def finish(self, results: Results, measured: dict[str, Timeline]) -> None:
-        for runtime, timeline in measured.items():
+    def finish(self, results: Results, measured: Mapping[str, Sequence[Timeline]]) -> None:
+        """Timelines by runtime and rank."""
+        for runtime, timelines in measured.items():
             folder = self._of(runtime)
             folder.mkdir(exist_ok=True)
-            files.write(folder / "measured.json", timeline)
+            for rank, timeline in enumerate(timelines):
+                files.write(_measured(folder, rank), timeline)
         files.write(self.path / "results.json", results)
 
     def read(self) -> Run:
@@ -77,12 +84,20 @@ class RunFolder:
                 name: files.read(self._of(name) / "predicted.json", Timeline) for name in runtimes
             },
             measured={
-                name: files.read(self._of(name) / "measured.json", Timeline)
+                name: tuple(files.read(path, Timeline) for path in paths)
                 for name in runtimes
-                if (self._of(name) / "measured.json").exists()
+                if (paths := list(_all_measured(self._of(name))))
             },
         )
 
     def _of(self, runtime: str) -> Path:
         """A runtime's name may carry an argument behind a colon, which not every disk can store."""
         return self.path / runtime.replace(":", "-").replace("/", "-")
+
+
+def _measured(folder: Path, rank: int) -> Path:
+    return folder / (f"measured-{rank}.json" if rank else "measured.json")
+
+
+def _all_measured(folder: Path) -> Iterator[Path]:
+    return takewhile(Path.exists, (_measured(folder, rank) for rank in count()))

@@ -80,7 +80,8 @@ def _written(path: Path, trace: Trace, network: Network, predictions: list[Predi
         folder.predict(prediction)
     torch_s = measured[predictions[0].runtime].iteration_s
     rows = tuple(_result(trace, p, measured[p.runtime], torch_s) for p in predictions)
-    folder.finish(Results(command="gradweave bench training", rows=rows), measured)
+    by_rank = {name: [timeline, timeline] for name, timeline in measured.items()}
+    folder.finish(Results(command="gradweave bench training", rows=rows), by_rank)
     return path
 
 

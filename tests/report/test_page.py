@@ -119,10 +119,10 @@ def test_buckets_of_tensors_that_are_not_neighbours(tmp_path):
     )
     (folder,) = read_folders([path])
     names = [tensor.name for tensor in folder.run.trace.tensors]
-    timeline = folder.run.measured["single"]
+    (timeline, _) = folder.run.measured["single"]
     *compute, message = timeline.spans
     shuffled = replace(message, tensors=(names[4], names[0], names[1], names[5]))
-    folder.run.measured["single"] = replace(timeline, spans=(*compute, shuffled))
+    folder.run.measured["single"] = (replace(timeline, spans=(*compute, shuffled)),)
     (runtime,) = data_of(make_page([folder]))["runs"][0]["runtimes"]
     assert runtime["measured"]["messages"][0][4] == [0, 2, 4, 2]
 

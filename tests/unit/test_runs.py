@@ -44,8 +44,10 @@ def test_a_run_comes_back_as_it_was(tmp_path, small_trace, linked_network):
     ):
         folder.read()
     results = Results(command="made up", rows=tuple(result(name) for name in runtimes))
-    folder.finish(results, timelines)
+    by_rank = {name: (timeline, timelines["single"]) for name, timeline in timelines.items()}
+    folder.finish(results, by_rank)
     run = folder.read()
     assert (run.trace, run.network, run.results) == (small_trace, linked_network, results)
     assert run.plans == plans
-    assert run.predicted == run.measured == timelines
+    assert run.predicted == timelines
+    assert run.measured == by_rank

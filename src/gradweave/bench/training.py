@@ -48,7 +48,7 @@ class TrainingQuestion(Struct, frozen=True, kw_only=True):
 
 
 class TrainingAnswer(Struct, frozen=True, kw_only=True):
-    """What one case took in one repeat, on the slowest rank; or its timeline on rank 0.
+    """What one case took in one repeat, on the slowest rank; or its timelines on all ranks.
 
     Or, before it is timed, the plan it has found and what that is expected to do.
     """
@@ -57,7 +57,7 @@ class TrainingAnswer(Struct, frozen=True, kw_only=True):
     prediction: Prediction | None = None
     iteration_s: float | None = None  # median over the iterations of this repeat
     correct: bool | None = None  # gradients were the mean over the ranks, and buckets the plan's
-    timeline: Timeline | None = None
+    timelines: tuple[Timeline, ...] = ()
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ def train_on_cluster(
     results = _results(cluster, trace, cases, predictions, answers)
     folder.finish(
         Results(command=command, rows=tuple(results)),
-        {a.runtime: a.timeline for a in answers if a.timeline is not None},
+        {a.runtime: a.timelines for a in answers if a.timelines},
     )
     return results
 

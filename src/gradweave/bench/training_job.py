@@ -7,6 +7,7 @@ that a machine that drifts drifts for all of them.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -22,7 +23,8 @@ from gradweave.bench.training import COMPUTE, OURS, TORCH, Case, TrainingAnswer,
 from gradweave.comm.agree import largest
 from gradweave.comm.communicator import subgroups_of
 from gradweave.errors import RequestError
-from gradweave.measure.spans import SpanRecorder, watch
+from gradweave.measure.alignment import clock_offset_s
+from gradweave.measure.spans import SpanRecorder, aligned_timelines, watch
 from gradweave.plan import Plan
 from gradweave.runs import Prediction
 from gradweave.runtime.buckets import bucket_bytes, check_buckets
@@ -42,6 +44,7 @@ class Trainee:
         self.model, self.group = model, group
         own_group = subgroups_of(group)(list(range(group.size())))
         assert own_group is not None
+        self.clock_offset_s = clock_offset_s(group)
         self.own_group = own_group  # one for all wrappers: making one takes a while
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.bytes_of = {name: parameter.nbytes for parameter, name in self.names.items()}
@@ -61,10 +64,13 @@ class Trainee:
 
 
 class Running(NamedTuple):
-    """One iteration of a case, to be called again and again, and how the last one went."""
+    """One iteration of a case, to be called again and again, and how the last one went.
+
+    ``timelines`` are those of all ranks, and all must ask for them.
+    """
 
     step: Callable[[], None]
-    timeline: Callable[[], Timeline]
+    timelines: Callable[[], list[Timeline]]
 
 
 @contextmanager
@@ -72,16 +78,17 @@ def running(case: Case, trainee: Trainee, *, noting: bool = False) -> Iterator[R
     """``noting``: with a timeline."""
     recorder = SpanRecorder(trainee.names)
     noted = recorder if noting else None
+    timelines = partial(aligned_timelines, recorder, trainee.group, trainee.clock_offset_s)
     plan = case.plan
     if plan is None:
-        yield Running(lambda: trainee.iterate(trainee.model, noted), recorder.timeline)
+        yield Running(lambda: trainee.iterate(trainee.model, noted), timelines)
     elif not plan.overlap:
 
         def after_backward() -> None:
             trainee.iterate(trainee.model, noted)
             _average(plan, trainee, noted)
 
-        yield Running(after_backward, recorder.timeline)
+        yield Running(after_backward, timelines)
     elif case.runtime == TORCH or case.bucket_cap_mb is not None:
         ddp = TorchDDP(
             trainee.model,
@@ -91,7 +98,7 @@ def running(case: Case, trainee: Trainee, *, noting: bool = False) -> Iterator[R
         )
         if noting:
             watch(ddp, recorder)
-        yield Running(lambda: trainee.iterate(ddp, noted), recorder.timeline)
+        yield Running(lambda: trainee.iterate(ddp, noted), timelines)
         check_buckets(ddp, bucket_bytes(plan, trainee.bytes_of))
     else:
         ours = DistributedDataParallel(
@@ -103,7 +110,7 @@ def running(case: Case, trainee: Trainee, *, noting: bool = False) -> Iterator[R
             timeline=noting,
             make_group=lambda: trainee.own_group,
         )
-        yield Running(lambda: trainee.iterate(ours, None), ours.timeline)
+        yield Running(lambda: trainee.iterate(ours, None), ours.timelines)
         check_buckets(ours, bucket_bytes(plan, trainee.bytes_of))
 
 
@@ -157,16 +164,16 @@ def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingA
     return TrainingAnswer(runtime=case.runtime, iteration_s=median(slowest_s), correct=correct)
 
 
-def timeline(case: Case, trainee: Trainee, question: TrainingQuestion) -> Timeline:
-    """Of the iteration that took the median time."""
-    timelines = []
+def timelines(case: Case, trainee: Trainee, question: TrainingQuestion) -> list[Timeline]:
+    """Of all ranks, in the iteration that took rank 0 the median time."""
+    found = []
     with running(case, trainee, noting=True) as run:
         for number in range(question.warmup + TIMELINE_ITERATIONS):
             run.step()
             if number >= question.warmup:
-                timelines.append(run.timeline())
-    timelines.sort(key=lambda one: one.iteration_s)
-    return timelines[len(timelines) // 2]
+                found.append(run.timelines())
+    found.sort(key=lambda one: one[0].iteration_s)
+    return found[len(found) // 2]
 
 
 def _is_correct(case: Case, trainee: Trainee) -> bool:
@@ -207,7 +214,8 @@ def answers(question: TrainingQuestion, group: dist.ProcessGroup) -> Iterator[Tr
             yield timed(case, trainee, question)
     if question.with_timelines:
         for case in cases:
-            yield TrainingAnswer(runtime=case.runtime, timeline=timeline(case, trainee, question))
+            found = timelines(case, trainee, question)
+            yield TrainingAnswer(runtime=case.runtime, timelines=tuple(found))
 
 
 def main() -> None:

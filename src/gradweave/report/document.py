@@ -61,7 +61,7 @@ def _run(folder: Folder) -> dict[str, Any]:
                     b.collective if b.compression is None else str(b.compression)
                     for b in run.plans[name].buckets
                 ],
-                "measured": _timeline(run.measured[name], places, computes),
+                "measured": _timeline(run.measured[name][0], places, computes),
                 "predicted": _timeline(run.predicted[name], places, computes),
             }
             for name in names

@@ -61,7 +61,9 @@ def _check_rows(path: Path, run: Run) -> None:
     names = [row.runtime for row in run.results.rows]
     for row in run.results.rows:
         name, problem = row.runtime, None
-        measured, predicted = run.measured[name], run.predicted[name]
+        if name not in run.measured:
+            raise FormatError(f"{path}: runtime {name!r} has no measured timeline; run it again")
+        (measured, *_), predicted = run.measured[name], run.predicted[name]
         if names.count(name) > 1:
             problem = "stands twice"
         elif not (row.iteration_s and measured.iteration_s and predicted.iteration_s):
@@ -79,7 +81,7 @@ def _check_tensors(path: Path, run: Run) -> None:
         used: Iterable[tuple[str, ...]] = (
             *(bucket.tensors for bucket in run.plans[name].buckets),
             *(span.tensors for span in run.predicted[name].spans),
-            *(span.tensors for span in run.measured[name].spans),
+            *(span.tensors for one in run.measured[name] for span in one.spans),
         )
         for tensor in (tensor for tensors in used for tensor in tensors):
             if tensor not in known:

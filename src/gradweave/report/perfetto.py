@@ -1,7 +1,7 @@
 """Timelines as Chrome's trace events, which Perfetto and chrome://tracing open.
 
-Every timeline of every runtime is a process. Each message leaves an arrow from where its last
-gradient was ready, through where it was sent, to where it was done.
+Every rank of every runtime is a process, and so is its prediction. Each message leaves an arrow
+from where its last gradient was ready, through where it was sent, to where it was done.
 """
 
 import json
@@ -36,11 +36,15 @@ def trace_events(folders: Sequence[Folder]) -> str:
     for folder in folders:
         run = folder.run
         for name in dict.fromkeys(row.runtime for row in run.results.rows):
-            for what, timelines in (("measured", run.measured), ("predicted", run.predicted)):
-                title = f"{folder.name}: {name}, {what}, rank 0"
-                pid, timeline = next(processes), timelines[name]
-                ready_s = None if what == "measured" else _ready_s(run.trace)
-                events += _named(pid, title)
+            timelines = {
+                f"measured, rank {rank}": timeline
+                for rank, timeline in enumerate(run.measured[name])
+            }
+            timelines["predicted, every rank"] = run.predicted[name]
+            for what, timeline in timelines.items():
+                pid = next(processes)
+                ready_s = None if what.startswith("measured") else _ready_s(run.trace)
+                events += _named(pid, f"{folder.name}: {name}, {what}")
                 events += _computing(pid, timeline)
                 events += _messages(pid, timeline, ready_s, flows)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, ensure_ascii=False)
