@@ -52,11 +52,9 @@ def main() -> None:
             color=alt.Color("lane:N", scale=alt.Scale(domain=LANES, range=COLOURS), legend=None),
             row=alt.Row(
                 "runtime:N",
-                sort=None,
+                sort=list(dict.fromkeys(row["runtime"] for row in values)),
                 title=None,
-                header=alt.Header(
-                    labelAngle=0, labelAlign="left", labelOrient="top", labelFontSize=13
-                ),
+                header=alt.Header(labelOrient="top", labelAnchor="start", labelFontSize=13),
             ),
         )
         .properties(width=720, height=75)
