@@ -52,7 +52,7 @@ def main() -> None:
             color=alt.Color("lane:N", scale=alt.Scale(domain=LANES, range=COLOURS), legend=None),
             row=alt.Row(
                 "runtime:N",
-                sort=list(dict.fromkeys(row["runtime"] for row in values)),
+                sort=list(dict.fromkeys(str(row["runtime"]) for row in values)),
                 title=None,
                 header=alt.Header(labelOrient="top", labelAnchor="start", labelFontSize=13),
             ),
