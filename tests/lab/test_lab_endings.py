@@ -18,11 +18,12 @@ from gradweave.lab import Cluster, ClusterSpec
 
 GONE_WITHIN_S = 5.0
 
-# A test's launcher may run where SIGINT is ignored.
+# A test's launcher may run where SIGINT or, under nohup, SIGHUP is ignored.
 LAUNCHER = """
 import signal, sys
 from gradweave.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.exit(main())
 """
 SLEEPERS = "echo up; setsid sleep 600 & sleep 600"

@@ -102,7 +102,7 @@ def test_spans_and_buckets_are_those_of_the_run(small_run, small_page):
         plan = folder.run.plans[runtime["name"]]
         assert [count for _, count in runtime["buckets"]] == list(plan.lengths)
         for kind, timelines in (
-            ("measured", folder.run.measured),
+            ("measured", {name: ranks[0] for name, ranks in folder.run.measured.items()}),
             ("predicted", folder.run.predicted),
         ):
             spans = timelines[runtime["name"]].spans
