@@ -33,13 +33,12 @@ def network(dtype=torch.float32):
     ).to(dtype)
 
 
-def names(model):
-    """In backward order: of a layer, torch yields the bias first."""
-    return ["4.weight", "2.bias", "2.weight", "0.bias", "0.weight"]
+# In backward order: of a layer, torch yields the bias first.
+NAMES = ["4.weight", "2.bias", "2.weight", "0.bias", "0.weight"]
 
 
 def plan_of(*lengths, collective="native"):
-    left = iter(names(None))
+    left = iter(NAMES)
     buckets = tuple(
         Bucket(tensors=tuple(next(left) for _ in range(length)), collective=collective)
         for length in lengths
@@ -207,7 +206,7 @@ def test_torch_makes_the_planned_buckets(tmp_path, options, lengths):
     plan = plan_of(*lengths)
     if options.get("find_unused_parameters"):
         # Declaration order, turned round: within a layer the bias comes first here too.
-        assert names(None) == list(reversed([n for n, _ in network().named_parameters()]))
+        assert list(reversed([n for n, _ in network().named_parameters()])) == NAMES
     assert on_two(buckets_seen, options, plan, scratch=tmp_path) == [expected, expected]
 
 

@@ -1,5 +1,6 @@
 """Ranks that die, stall or fail: the others end soon, and say who was where."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,11 @@ from gradweave.lab import Cluster, ClusterSpec
 
 FAULTY = str(Path(__file__).parent / "faulty.py")
 MOST_S = 60
+
+
+def failed(exit_code):
+    """By the exception, or by gloo's threads that abort while the interpreter ends after it."""
+    return exit_code in {1, 128 + signal.SIGABRT}
 
 
 def ended(kind, *, keep_going=True):
@@ -33,7 +39,8 @@ def ended(kind, *, keep_going=True):
 def test_a_killed_rank(kind, where):
     """Seconds: ranks import torch."""
     codes, said = ended(kind)
-    assert codes == [1, 137]
+    assert failed(codes[0])
+    assert codes[1] == 128 + signal.SIGKILL
     assert where in said[0]
     assert "trained to the end" not in said[0]
 
@@ -41,13 +48,14 @@ def test_a_killed_rank(kind, where):
 def test_a_stalled_rank():
     """Seconds: a time-out. The first rank to fail ends the other."""
     codes, said = ended("stalled", keep_going=False)
-    assert codes[0] == 1
+    assert failed(codes[0])
     assert "rank 0, step 5, bucket 2 by native:" in said[0]
 
 
 def test_a_hook_that_raises_on_one_rank():
     """Seconds: the other rank waits for it until its time-out."""
     codes, said = ended("hook")
-    assert codes == [1, 1]
+    assert failed(codes[0])
+    assert failed(codes[1])
     assert "the hook of rank 1 has failed" in said[1]
     assert "trained to the end" not in said[0] + said[1]

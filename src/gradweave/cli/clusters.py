@@ -21,13 +21,42 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, *, under_torchrun: bo
         metavar="N",
         help="nodes of an emulated cluster; several numbers are separated by commas",
     )
-    where.add_argument("--ranks-per-node", type=_count, default=1, metavar="R", help="default: 1")
-    where.add_argument("--rate", metavar="X", help="of each node's link, such as 1gbit")
-    where.add_argument("--local-rate", metavar="X", help="of each rank's link inside its node")
-    where.add_argument("--racks", type=_count, default=1, metavar="K", help="default: 1")
-    where.add_argument("--uplink-rate", metavar="X", help="of each rack's link to the core")
-    where.add_argument("--delay", metavar="T", help="from node to node, one way, such as 0.2ms")
-    where.add_argument("--loopback", action="store_true", help="without namespaces, unshaped")
+    add_link_arguments(where)
+
+
+def add_link_arguments(where: argparse._ActionsContainer) -> None:
+    """What the nodes hold, and how they are linked."""
+    where.add_argument(
+        "--ranks-per-node",
+        type=_count,
+        default=1,
+        metavar="R",
+        help="how many on each (default: 1)",
+    )
+    where.add_argument(
+        "--rate", metavar="X", help="of each node's link, such as 1gbit (default: not shaped)"
+    )
+    where.add_argument(
+        "--local-rate",
+        metavar="X",
+        help="of each rank's link inside its node (default: not shaped)",
+    )
+    where.add_argument(
+        "--racks",
+        type=_count,
+        default=1,
+        metavar="K",
+        help="how many racks the nodes are spread over (default: 1)",
+    )
+    where.add_argument(
+        "--uplink-rate", metavar="X", help="of each rack's link to the core (default: not shaped)"
+    )
+    where.add_argument(
+        "--delay", metavar="T", help="from node to node, one way, such as 0.2ms (needs netem)"
+    )
+    where.add_argument(
+        "--loopback", action="store_true", help="run without namespaces, and without any shaping"
+    )
 
 
 def asked_cluster(options: argparse.Namespace, nodes: int) -> ClusterSpec:

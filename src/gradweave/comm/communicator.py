@@ -12,12 +12,13 @@ from gradweave.collectives import OWNED, TIERS, build
 from gradweave.collectives.program import Program, program
 from gradweave.collectives.topology import Topology, flat_topology, topology_of
 from gradweave.comm.agree import gather_text, group_device
+from gradweave.comm.agreement import Agreement
 from gradweave.comm.execute import Call, Scratch, execute, slices_for
 from gradweave.comm.native import NATIVE
 from gradweave.comm.rounds import execute_by_rounds
 from gradweave.comm.tiers import MakeGroup, fastest_collectives, tier_groups, tiered_all_reduce
 from gradweave.costs import GIGABIT_ETHERNET, Link
-from gradweave.errors import CollectiveError, RequestError
+from gradweave.errors import RequestError
 from gradweave.words import Operation, parse_spec
 
 PROGRAMS_KEPT = 256
@@ -45,7 +46,8 @@ class Communicator:
         self._link = link
         self._make_group = make_group or subgroups_of(group)
         self._scratch = Scratch()
-        self._agreed: set[str] = set()
+        self._agreement = Agreement(group)
+        self._layout = crc32(repr((self.topology, link)).encode())
         self._calls = 0
         self._tiers: list[Communicator] | None = None
         self._tuned: dict[tuple[int, torch.dtype], tuple[str, ...]] = {}
@@ -67,7 +69,8 @@ class Communicator:
         tiers = _named_tiers(operation, collective, self.topology)
         if collective != "native" and not tiers:
             steps = self._program(operation, collective, message, root)
-        self._check_agreement(call, message.device)
+        layout = f", layout {self._layout:x}"
+        self._agreement.check(call, device=message.device, circumstances=layout)
         if self.group.size() == 1 or message.numel() == 0:
             return
         if collective == "native":
@@ -125,26 +128,6 @@ class Communicator:
             root=root,
             rank=self.group.rank(),
         )
-
-    def _check_agreement(self, call: Call, device: torch.device) -> None:
-        """Before a kind of message travels for the first time: do all ranks mean the same?
-
-        Ranks that part later are not told so, but take nothing from each other: their tags differ.
-        """
-        if call.kind in self._agreed:
-            return
-        layout = crc32(repr((self.topology, self._link)).encode())
-        try:
-            everyone = gather_text(self.group, f"{call.kind}, layout {layout:x}", device=device)
-        except RuntimeError as error:
-            raise call.failed("comparing notes before the first of its kind", error) from error
-        for rank, text in enumerate(everyone):
-            if text != everyone[0]:
-                raise CollectiveError(
-                    f"ranks disagree on what to do: rank 0 has {everyone[0]}; rank {rank} has "
-                    f"{text}; call it alike, with the same topology and link, on every rank"
-                )
-        self._agreed.add(call.kind)
 
 
 def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:

@@ -2,12 +2,9 @@
 
 import inspect
 import logging
-import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,11 +13,10 @@ from torch import nn
 from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave import files
 from gradweave.comm import Communicator
 from gradweave.comm.communicator import subgroups_of
 from gradweave.comm.worker import CommunicationThread
-from gradweave.errors import FormatError, RequestError
+from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
@@ -33,9 +29,12 @@ from gradweave.runtime.buckets import (
 )
 from gradweave.runtime.candidates import Candidate
 from gradweave.runtime.explain import explanation
+from gradweave.runtime.findings import Findings
+from gradweave.runtime.given import PlanSource, device_name, given_plan
 from gradweave.runtime.hooks import BucketSender, SparseSender, send_bucket
-from gradweave.runtime.options import Options, check_caps, check_plan, why_unplannable
-from gradweave.runtime.pilot import Findings, Pilot
+from gradweave.runtime.options import Options, check_caps, why_unplannable
+from gradweave.runtime.passes import Backward, batch_size
+from gradweave.runtime.pilot import Pilot
 from gradweave.runtime.swap import bucket_fields, swap_reducer
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.settings import Sparse
@@ -45,8 +44,6 @@ from gradweave.timeline import Timeline
 from gradweave.words import MIB
 
 logger = logging.getLogger(__name__)
-
-PlanSource = Plan | Recipe | str | os.PathLike[str]
 
 # Steps after a change of buckets before torch may report the new ones.
 CHECKED_AFTER_STEPS = 4
@@ -114,7 +111,7 @@ class DistributedDataParallel(TorchDDP):
         self._sender: BucketSender | None = None
         self._thread: CommunicationThread | None = None
         self._message_group: dist.ProcessGroup | None = None
-        self._backward = _Backward()
+        self._backward = Backward()
         self._user_hook: tuple[object, Callable[..., Any]] | None = None
         self._recorder: SpanRecorder | None = None
         self._clock_offset_s = 0.0
@@ -123,7 +120,7 @@ class DistributedDataParallel(TorchDDP):
         self._pilot: Pilot | None = None
         why = why_unplannable(module, self._planned, torch_options, self.process_group.size())
         if why is None:
-            self._pilot = self._new_pilot(_given_plan(self, plan))
+            self._pilot = self._new_pilot(given_plan(self, plan))
             weakref.finalize(self, self._pilot.close).atexit = False
         elif self.process_group.size() > 1:
             logger.warning("keeping torch's own buckets: %s", why)
@@ -150,7 +147,7 @@ class DistributedDataParallel(TorchDDP):
             raise RequestError(f"there is no recipe: {self.explain()}")
         return Recipe(
             workers=self.process_group.size(),
-            device=_device_name(self.device),
+            device=device_name(self.device),
             plan=found.plan,
             trace=found.trace,
             network=found.network,
@@ -242,7 +239,7 @@ class DistributedDataParallel(TorchDDP):
             if self._grad_scaler is not None:
                 self._sparse.sparsifier.follow_scale(self._grad_scaler.get_scale())
         if self._pilot is not None:
-            self._pilot.step(_batch_size(inputs))
+            self._pilot.step(batch_size(inputs))
         if self._sender is not None:
             self._sender.step = self._step
         self._check_buckets()
@@ -375,80 +372,9 @@ def _same_ranks(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return made
 
 
-class _Backward:
-    """Whether a synchronised backward pass has begun since the last step began."""
-
-    def __init__(self) -> None:
-        self.has_begun = True  # before the first step
-
-    def watch(self, output: Any) -> None:
-        """Where the output has no tensor to watch, its forward counts as a step."""
-        found = next((tensor for tensor in _tensors(output) if tensor.requires_grad), None)
-        if found is None:
-            self.has_begun = True
-        else:
-            found.register_hook(self._begin)  # type: ignore[no-untyped-call]
-
-    def _begin(self, gradient: torch.Tensor) -> None:
-        del gradient
-        self.has_begun = True
-
-
 def _planned_parameters(ddp: TorchDDP) -> dict[str, nn.Parameter]:
     return {
         name: parameter
         for name, parameter in ddp.module.named_parameters()
         if parameter.requires_grad and name not in ddp.parameters_to_ignore
     }
-
-
-def _given_plan(ddp: TorchDDP, plan: PlanSource | None) -> Plan | Recipe | None:
-    """None where there is none, or where it was made for something else."""
-    if plan is None:
-        return None
-    if isinstance(plan, str | os.PathLike):
-        plan = _read(plan)
-    check_plan(plan.plan if isinstance(plan, Recipe) else plan)
-    if not isinstance(plan, Recipe):
-        return plan
-    why = plan.why_not(workers=ddp.process_group.size(), device=_device_name(ddp.device))
-    if why is None:
-        return plan
-    logger.warning("planning again instead of using the recipe: %s", why)
-    return None
-
-
-def _read(path: str | os.PathLike[str]) -> Plan | Recipe:
-    if not Path(path).is_file():
-        raise RequestError(f"plan: there is no file {path}")
-    try:
-        return files.read(path, Recipe)
-    except FormatError as error:
-        if "schema: expected" not in str(error):
-            raise
-        return files.read(path, Plan)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return device.type
-
-
-def _batch_size(inputs: tuple[Any, ...]) -> int:
-    """Of the first tensor that has one."""
-    sizes = (tensor.shape[0] for tensor in _tensors(inputs) if tensor.dim() > 0)
-    return max(1, next(sizes, 1))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
-    elif is_dataclass(value):
-        yield from _tensors([getattr(value, field.name) for field in fields(value)])

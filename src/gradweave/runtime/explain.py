@@ -1,7 +1,7 @@
 """What happened to a wrapped model, in a few sentences."""
 
 from gradweave.plan import Plan
-from gradweave.runtime.pilot import Findings
+from gradweave.runtime.findings import Findings
 from gradweave.simulation import simulate
 
 

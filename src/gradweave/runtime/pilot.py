@@ -4,18 +4,15 @@ The course is a generator, and each ``yield`` is one synchronised training step.
 same course, step by step: what decides is agreed on first.
 """
 
-import atexit
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from statistics import median
-from threading import Thread
-from typing import Literal, Self
+from typing import Literal
 
 import msgspec
 import torch.distributed as dist
-from msgspec import Struct
 from msgspec.structs import replace
 from torch import nn
 
@@ -28,11 +25,12 @@ from gradweave.measure.network import calibrate
 from gradweave.network import Network
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
+from gradweave.runtime.calibration import Calibration, Ended
 from gradweave.runtime.candidates import Candidate, shortlist, torch_lengths
+from gradweave.runtime.findings import Findings, Trial
 from gradweave.runtime.options import AUTO, Options
 from gradweave.runtime.window import ComputeWindow
 from gradweave.simulation import simulate
-from gradweave.timeline import Timeline
 from gradweave.trace import Trace
 from gradweave.words import KIB, MIB
 
@@ -47,31 +45,10 @@ LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
 AUTO_COLLECTIVES = ("native", "recursive-doubling")
 AUTO_TIERED = "blueconnect"
 DRIFT_STEPS = 20
-# All ranks stop calibrating together, so one that is late keeps the others waiting.
-STOPPED_WITHIN_S = 10.0
 # Beyond every warm-up.
 LAST_STEP = 1 << 60
 # Of two plans that differ by less, the one with the better prediction stays.
 TRIAL_NOISE = 0.01
-
-
-class Trial(Struct, frozen=True, kw_only=True):
-    """A candidate in real training steps; times of the slowest rank."""
-
-    candidate: Candidate
-    step_s: float
-
-
-class Findings(Struct, kw_only=True):
-    """What the course has found out so far."""
-
-    trace: Trace | None = None
-    network: Network | None = None
-    trials: list[Trial] = []
-    plan: Plan | None = None
-    predicted: Timeline | None = None
-    stage: str = "not begun"
-    note: str | None = None  # why there is no plan, or why there is another than was asked for
 
 
 # What the wrapper does when it is given other buckets: everything in one, while times are recorded,
@@ -200,10 +177,10 @@ class Pilot:
 
     def _observed_and_calibrated(
         self,
-    ) -> Generator[None, None, tuple[list[Iteration], "_Calibration"]]:
+    ) -> Generator[None, None, tuple[list[Iteration], Calibration]]:
         observed: list[Iteration] = []
         window = ComputeWindow(self._parameters)
-        calibration = _Calibration(self._calibration(window), end=window.end)
+        calibration = Calibration(self._calibration(window), end=window.end)
         with (
             calibration,
             observing(self._module, self._parameters) as observer,
@@ -241,7 +218,7 @@ class Pilot:
             window.wait()
             ended = [float(window.has_ended)]
             if largest(communicator.group, ended, device=device) != [0.0]:
-                raise _Ended
+                raise Ended
             yield
 
         return lambda: calibrate(
@@ -396,54 +373,6 @@ class Pilot:
     def _any(self, mine: bool) -> bool:  # noqa: FBT001
         (anyone,) = largest(self._group, [float(mine)], device=self._device)
         return anyone > 0
-
-
-class _Ended(Exception):
-    """Nobody needs the calibration any more."""
-
-
-class _Calibration:
-    """Runs beside the training, on a thread and a group of its own, for the length of a block.
-
-    A script may end while it runs. Python then stops threads in a way that torch's C++ takes for a
-    crash, so the thread is ended before that.
-    """
-
-    def __init__(self, run: Callable[[], Network], *, end: Callable[[], None]) -> None:
-        self._end = end
-        self._found: Network | None = None
-        self.failure: BaseException | None = None
-
-        def work() -> None:
-            try:
-                self._found = run()
-            except _Ended:
-                pass
-            except BaseException as error:  # noqa: BLE001 the course gives up then
-                self.failure = error
-
-        self._thread = Thread(target=work, name="gradweave calibration", daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Self:
-        atexit.register(self._stop)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        atexit.unregister(self._stop)
-        self._stop()
-
-    def _stop(self) -> None:
-        self._end()
-        self._thread.join(timeout=STOPPED_WITHIN_S)
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
-    def network(self) -> Network:
-        assert self._found is not None
-        return self._found
 
 
 def _nothing() -> None:

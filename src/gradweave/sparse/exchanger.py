@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from gradweave.comm.agree import gather_text
+from gradweave.comm.agreement import Agreement
 from gradweave.comm.execute import Call
-from gradweave.errors import CollectiveError, RequestError
+from gradweave.errors import RequestError
 from gradweave.sparse.exchange import Exchanged, find_exchange
 from gradweave.sparse.rounds import Step
 from gradweave.sparse.vectors import SparseVector, index_type, message_bytes, pack, unpack
@@ -30,7 +30,7 @@ class Exchanger:
                 'a group for them with new_group(backend="gloo")'
             )
         self.group = group
-        self._agreed: set[str] = set()
+        self._agreement = Agreement(group)
         self._calls = 0
 
     def run(self, mine: SparseVector, *, exchange: str, k: int, numel: int) -> Exchanged:
@@ -43,7 +43,7 @@ class Exchanger:
             self.group, exchange, f"{exchange}, {values}, {k} of {numel} elements", self._calls
         )
         self._calls += 1
-        self._check_agreement(call)
+        self._agreement.check(call, device=torch.device("cpu"))
         part = chosen.part(self.group.rank(), mine, k)
         steps = chosen.steps(self.group.rank(), self.group.size())
         line = _Line(call, k, values, index_type(numel))
@@ -58,22 +58,6 @@ class Exchanger:
         for step, work in sending:
             line.wait(work, f"round {step.round}, sending to rank {step.to}")
         return part.result()
-
-    def _check_agreement(self, call: Call) -> None:
-        """Before the first of its kind; k changes with the density, so that is a few times."""
-        if call.kind in self._agreed:
-            return
-        try:
-            everyone = gather_text(self.group, call.kind, device=torch.device("cpu"))
-        except RuntimeError as error:
-            raise call.failed("comparing notes before the first of its kind", error) from error
-        for rank, text in enumerate(everyone):
-            if text != everyone[0]:
-                raise CollectiveError(
-                    f"ranks disagree on what to exchange: rank 0 has {everyone[0]}; rank {rank} "
-                    f"has {text}; call it alike on every rank"
-                )
-        self._agreed.add(call.kind)
 
 
 Message = NDArray[np.uint8]
