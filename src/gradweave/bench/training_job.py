@@ -21,7 +21,7 @@ from gradweave.bench.jobs import answer, asked
 from gradweave.bench.ranks import default_group
 from gradweave.bench.training import COMPUTE, OURS, TORCH, Case, TrainingAnswer, TrainingQuestion
 from gradweave.comm.agree import largest
-from gradweave.comm.communicator import subgroups_of
+from gradweave.comm.communicator import same_ranks
 from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines, watch
@@ -42,10 +42,8 @@ class Trainee:
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         self.model, self.group = model, group
-        own_group = subgroups_of(group)(list(range(group.size())))
-        assert own_group is not None
         self.clock_offset_s = clock_offset_s(group)
-        self.own_group = own_group  # one for all wrappers: making one takes a while
+        self.own_group = same_ranks(group)  # one for all wrappers: making one takes a while
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.bytes_of = {name: parameter.nbytes for parameter, name in self.names.items()}
 

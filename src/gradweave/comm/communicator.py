@@ -149,6 +149,13 @@ def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
     return make
 
 
+def same_ranks(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Another group of the same ranks: two threads on one group would mix up their messages."""
+    made = subgroups_of(group)(list(range(group.size())))
+    assert made is not None
+    return made
+
+
 def _timeout(group: dist.ProcessGroup) -> timedelta | None:
     """Its own; None, which is the backend's default, where a backend does not tell."""
     backend = group._get_backend(group_device(group))  # noqa: SLF001

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.comm import Communicator
-from gradweave.comm.communicator import subgroups_of
+from gradweave.comm.communicator import same_ranks
 from gradweave.comm.worker import CommunicationThread
 from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
@@ -275,7 +275,7 @@ class DistributedDataParallel(TorchDDP):
             module=self.module,
             parameters=self._planned,
             group=self.process_group,
-            make_group=self._make_group or partial(_same_ranks, self.process_group),
+            make_group=self._make_group or partial(same_ranks, self.process_group),
             adopt=adopt,
             keeps_declared_order=self.find_unused_parameters and not self.static_graph,
             torch_cap_mb=self._torch_cap_mb,
@@ -283,9 +283,9 @@ class DistributedDataParallel(TorchDDP):
         )
 
     def _own_group(self) -> dist.ProcessGroup:
-        """For messages alone: two threads on one group would mix up theirs."""
+        """For messages alone."""
         if self._message_group is None:
-            make = self._make_group or partial(_same_ranks, self.process_group)
+            make = self._make_group or partial(same_ranks, self.process_group)
             self._message_group = make()
         return self._message_group
 
@@ -364,12 +364,6 @@ def _named(torch_arguments: tuple[Any, ...]) -> dict[str, Any]:
     if len(torch_arguments) > len(names):
         raise TypeError(f"DistributedDataParallel takes at most {len(names) + 1} arguments")
     return dict(zip(names, torch_arguments, strict=False))
-
-
-def _same_ranks(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    made = subgroups_of(group)(list(range(group.size())))
-    assert made is not None
-    return made
 
 
 def _planned_parameters(ddp: TorchDDP) -> dict[str, nn.Parameter]:

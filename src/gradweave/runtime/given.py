@@ -2,13 +2,17 @@
 
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 
+import msgspec
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import files
-from gradweave.errors import FormatError, RequestError
+from gradweave.comm.agree import group_device, ranks_that_differ
+from gradweave.errors import FormatError, PlanMismatch, RequestError
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
 from gradweave.runtime.options import check_plan
@@ -32,6 +36,26 @@ def given_plan(ddp: TorchDDP, plan: PlanSource | None) -> Plan | Recipe | None:
         return plan
     logger.warning("planning again instead of using the recipe: %s", why)
     return None
+
+
+def require_fit(plan: Plan, parameters: Collection[str], group: dist.ProcessGroup) -> None:
+    """Raise PlanMismatch unless it is for this model, and the same on all ranks."""
+    planned = {name for bucket in plan.buckets for name in bucket.tensors}
+    if missing := sorted(set(parameters) - planned):
+        raise PlanMismatch(
+            f"{len(missing)} parameters of the model are in no bucket, first {missing[0]!r}; "
+            "this is a plan for another model"
+        )
+    if extra := sorted(planned - set(parameters)):
+        raise PlanMismatch(
+            f"the plan has {len(extra)} tensors that the model has not, first {extra[0]!r}; "
+            "this is a plan for another model"
+        )
+    text = msgspec.json.encode(plan).decode()
+    if different := ranks_that_differ(group, text, device=group_device(group)):
+        raise PlanMismatch(
+            f"ranks {different} have another plan than rank 0; give all ranks the same plan"
+        )
 
 
 def _read(path: str | os.PathLike[str]) -> Plan | Recipe:

@@ -15,7 +15,7 @@ class Backward:
 
     def watch(self, output: Any) -> None:
         """Where the output has no tensor to watch, its forward counts as a step."""
-        found = next((tensor for tensor in _tensors(output) if tensor.requires_grad), None)
+        found = next((tensor for tensor in tensors_in(output) if tensor.requires_grad), None)
         if found is None:
             self.has_begun = True
         else:
@@ -28,18 +28,18 @@ class Backward:
 
 def batch_size(inputs: tuple[Any, ...]) -> int:
     """Of the first tensor that has one."""
-    sizes = (tensor.shape[0] for tensor in _tensors(inputs) if tensor.dim() > 0)
+    sizes = (tensor.shape[0] for tensor in tensors_in(inputs) if tensor.dim() > 0)
     return max(1, next(sizes, 1))
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for part in value.values():
-            yield from _tensors(part)
+            yield from tensors_in(part)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _tensors(part)
+            yield from tensors_in(part)
     elif is_dataclass(value):
-        yield from _tensors([getattr(value, field.name) for field in fields(value)])
+        yield from tensors_in([getattr(value, field.name) for field in fields(value)])

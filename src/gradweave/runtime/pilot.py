@@ -17,9 +17,8 @@ from msgspec.structs import replace
 from torch import nn
 
 from gradweave.comm import Communicator
-from gradweave.comm.agree import broadcast_text, group_device, largest, ranks_that_differ
+from gradweave.comm.agree import broadcast_text, group_device, largest
 from gradweave.compression import Compression, Method
-from gradweave.errors import PlanMismatch
 from gradweave.measure.backward import Iteration, Observer, observing, recording_of
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
@@ -28,6 +27,7 @@ from gradweave.recipe import Recipe
 from gradweave.runtime.calibration import Calibration, Ended
 from gradweave.runtime.candidates import Candidate, shortlist, torch_lengths
 from gradweave.runtime.findings import Findings, Trial
+from gradweave.runtime.given import require_fit
 from gradweave.runtime.options import AUTO, Options
 from gradweave.runtime.window import ComputeWindow
 from gradweave.simulation import simulate
@@ -140,7 +140,7 @@ class Pilot:
         plan = given if isinstance(given, Plan) else given.plan
         if isinstance(given, Recipe):
             self.found.trace, self.found.network = given.trace, given.network
-        self._check_plan(plan)
+        require_fit(plan, self._parameters, self._group)
         self.found.plan = plan
         self._adopt(Candidate(plan=plan, predicted_s=0.0))
         self.found.stage = "settled"
@@ -297,7 +297,7 @@ class Pilot:
         return Compression(method=method, density=sparse.density_at(LAST_STEP))
 
     def _tried(self, candidate: Candidate) -> Iterator[None]:
-        self._check_plan(candidate.plan)
+        require_fit(candidate.plan, self._parameters, self._group)
         self._adopt(candidate)
         for _ in range(SETTLING_STEPS):
             yield
@@ -350,25 +350,6 @@ class Pilot:
                     now_s * 1e3,
                 )
                 return
-
-    def _check_plan(self, plan: Plan) -> None:
-        """For this model, and the same on all ranks, before a reducer is built from it."""
-        planned = {name for bucket in plan.buckets for name in bucket.tensors}
-        if missing := sorted(set(self._parameters) - planned):
-            raise PlanMismatch(
-                f"{len(missing)} parameters of the model are in no bucket, first {missing[0]!r}; "
-                "this is a plan for another model"
-            )
-        if extra := sorted(planned - set(self._parameters)):
-            raise PlanMismatch(
-                f"the plan has {len(extra)} tensors that the model has not, first {extra[0]!r}; "
-                "this is a plan for another model"
-            )
-        text = msgspec.json.encode(plan).decode()
-        if different := ranks_that_differ(self._group, text, device=self._device):
-            raise PlanMismatch(
-                f"ranks {different} have another plan than rank 0; give all ranks the same plan"
-            )
 
     def _any(self, mine: bool) -> bool:  # noqa: FBT001
         (anyone,) = largest(self._group, [float(mine)], device=self._device)

@@ -1,0 +1,95 @@
+"""Receiving parameters while forward goes on: a module waits for those that it is about to read."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from gradweave.runtime.passes import tensors_in
+
+Wait = Callable[[], None]
+
+
+class Arrivals:
+    """Knows which parameters are on their way, and has modules wait for theirs.
+
+    A parameter is waited for by every module that owns it when that module is called. Some modules
+    read parameters of others without calling them (attention that reads its output projection): the
+    first forward pass notes who reads what, and the module called last before a reading waits too.
+    What nobody was seen to read is waited for when the model is called.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
+        self._model = model
+        self._expected: dict[nn.Parameter, Wait] = {}
+        self._all = set(parameters)
+        self._read_by: dict[nn.Module, set[nn.Parameter]] = {
+            module: self._all.intersection(module.parameters(recurse=False))
+            for module in model.modules()
+        }
+        self._was_noted = False
+        self._called: list[nn.Module] | None = None  # while readings are noted
+        for module in model.modules():
+            module.register_forward_pre_hook(self._before)
+
+    def expect(self, parameters: Iterable[nn.Parameter], wait: Wait) -> None:
+        """``wait`` returns when they are there, or raises."""
+        self._expected.update(dict.fromkeys(parameters, wait))
+
+    def wait_for_all(self) -> None:
+        self._wait_for(list(self._expected))
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Around a forward pass; only the first one is looked at."""
+        if self._was_noted:
+            yield
+            return
+        called = self._called = []
+        try:
+            with _Readings(self._note):
+                yield
+        finally:
+            self._called = None
+        seen = set().union(*(self._read_by[module] for module in called))
+        self._read_by[self._model] |= self._all - seen
+        self._was_noted = True
+
+    def _note(self, parameter: nn.Parameter) -> None:
+        if parameter in self._all and self._called:
+            self._read_by[self._called[-1]].add(parameter)
+
+    def _before(self, module: nn.Module, inputs: object) -> None:
+        del inputs
+        if self._expected:
+            self._wait_for(self._read_by[module])
+        if self._called is not None:
+            self._called.append(module)
+
+    def _wait_for(self, parameters: Iterable[nn.Parameter]) -> None:
+        waits = {self._expected.pop(p): None for p in parameters if p in self._expected}
+        for wait in waits:
+            wait()
+
+
+class _Readings(TorchFunctionMode):
+    """Sees the parameters that torch's functions are called with."""
+
+    def __init__(self, note: Callable[[nn.Parameter], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        del types
+        for tensor in tensors_in((args, kwargs or {})):
+            if isinstance(tensor, nn.Parameter):
+                self._note(tensor)
+        return func(*args, **(kwargs or {}))

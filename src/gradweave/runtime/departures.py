@@ -1,0 +1,80 @@
+"""Sending buckets while backward goes on: each as soon as its gradients and its turn have come."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from gradweave.runtime.flat import FlatBucket
+
+
+class Departures:
+    """Watches gradients come, and says which bucket is to leave.
+
+    Buckets leave in their order, which is the same on every rank whatever the order of gradients.
+    When backward has ended, those that lack gradients leave too: unused parameters have zeros.
+
+    ``begin`` is called before the first gradient since the last departures is taken over, ``send``
+    for each bucket, ``finish`` when backward has ended and all have left.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[FlatBucket],
+        *,
+        ranks: int,
+        begin: Callable[[], None],
+        send: Callable[[int], None],
+        finish: Callable[[], None],
+    ) -> None:
+        self.is_synchronised = True  # False: gradients are only added up
+        self._buckets, self._ranks = buckets, ranks
+        self._begin, self._send, self._finish = begin, send, finish
+        self._number_of = {p: i for i, bucket in enumerate(buckets) for p in bucket.parameters}
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            for parameter in self._number_of
+        ]
+        self._reset()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no gradient has been taken over since the last departures."""
+        return not self._has_begun
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _reset(self) -> None:
+        self._missing = [len(bucket.parameters) for bucket in self._buckets]
+        self._next = 0
+        self._has_begun = self._is_leaving = False
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin()
+        number = self._number_of[parameter]
+        self._buckets[number].take_gradient(parameter, divided_by=self._ranks)
+        if not self.is_synchronised:
+            return
+        if not self._is_leaving:
+            self._is_leaving = True
+            engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
+            engine.queue_callback(self._end)
+        self._missing[number] -= 1
+        while self._next < len(self._buckets) and self._missing[self._next] <= 0:
+            self._leave()
+
+    def _leave(self) -> None:
+        number = self._next
+        self._next += 1
+        self._buckets[number].complete()
+        self._send(number)
+
+    def _end(self) -> None:
+        while self._next < len(self._buckets):
+            self._leave()
+        self._reset()
+        self._finish()

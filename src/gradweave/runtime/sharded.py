@@ -1,0 +1,301 @@
+"""Data parallelism that communicates during forward as well as during backward.
+
+Gradients are reduce-scattered while backward goes on, so that each rank has the sums of its shard;
+it updates that shard with any optimizer that works element by element; and updated parameters are
+all-gathered while the next forward pass goes on, each before the first module that reads it.
+Together that is one all-reduce, half of it hidden behind forward, and the optimizer keeps state for
+a shard only.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from gradweave.comm import Communicator
+from gradweave.comm.agree import group_device, ranks_that_differ
+from gradweave.comm.communicator import same_ranks
+from gradweave.comm.worker import CommunicationThread, Done
+from gradweave.errors import CollectiveError, RequestError
+from gradweave.plan import Plan
+from gradweave.runtime.arrivals import Arrivals
+from gradweave.runtime.departures import Departures
+from gradweave.runtime.flat import buckets_up_to, flat_buckets
+from gradweave.runtime.given import require_fit
+from gradweave.runtime.shards import Shards
+from gradweave.words import MIB, Operation
+
+logger = logging.getLogger(__name__)
+
+# Until there is a plan: as torch's own wrapper.
+FIRST_BUCKET_BYTES = 25 * MIB
+COLLECTIVE = "ring"
+
+
+class ShardedDataParallel(nn.Module):
+    """A wrapper whose ``parameters()`` are this rank's shards of the model's.
+
+    Wrap the model, then make the optimizer from ``wrapper.parameters()`` (``named_parameters()``
+    for groups); everything else is as with DistributedDataParallel. The model's own parameters are
+    complete, and the same on all ranks, wherever a module reads them and in ``state_dict()``; to
+    read them elsewhere call ``synchronise()`` first.
+
+    ``plan``              which parameters travel together, and by which collective.
+    ``process_group``     the ranks that train together (default: all).
+    ``broadcast_buffers`` rank 0's buffers for all, before each forward pass.
+    ``make_group``        makes another process group of the same ranks, for messages alone.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        plan: Plan | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        broadcast_buffers: bool = True,
+        make_group: Callable[[], dist.ProcessGroup] | None = None,
+    ) -> None:
+        super().__init__()
+        self.module, self.broadcast_buffers = module, broadcast_buffers
+        self.process_group = process_group or _default_group()
+        self.require_backward_grad_sync = True
+        self._full = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        _check_model(module, self._full, self.process_group)
+        own_group = make_group() if make_group else same_ranks(self.process_group)
+        self._thread = CommunicationThread(Communicator(own_group))
+        # Not at exit: a thread that waits for a dead peer would keep the script from ending.
+        weakref.finalize(self, self._thread.close).atexit = False
+        self._arrivals = Arrivals(module, self._full.values())
+        group = self.process_group
+        self._shards = Shards(self._full, rank=group.rank(), ranks=group.size())
+        self._step = 0
+        self._departures: Departures | None = None
+        self._lay_out(plan or _first_plan(self._full))
+        for bucket in self._buckets:
+            self._submit("broadcast", bucket.values, "native").wait()
+        self._is_stale = False  # shards may have been updated, and nothing was gathered yet
+        self._unstepped: set[nn.Parameter] = set()
+        after_step = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
+        weakref.finalize(self, after_step.remove)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self._is_stale:
+            self._gather()
+        if torch.is_grad_enabled():
+            self._departures_now.is_synchronised = self.require_backward_grad_sync
+            if self.require_backward_grad_sync and self.broadcast_buffers:
+                _broadcast_bytes(list(self.module.buffers()), self.process_group)
+        with self._arrivals.noting():
+            return self.module(*inputs, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of the passes inside are added up here, and travel with the next one's."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def synchronise(self) -> None:
+        """Until the model's parameters are complete on this rank."""
+        if self._is_stale:
+            self._gather()
+        self._arrivals.wait_for_all()
+
+    def named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: FBT001, FBT002 torch's signature
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's shards, flat, some without elements; frozen parameters as they are."""
+        found = super().named_parameters(prefix, recurse, remove_duplicate)
+        shard_of = {full: self._shards.by_name[name] for name, full in self._full.items()}
+        for name, parameter in found:
+            yield name, shard_of.get(parameter, parameter)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_, by the norm over all ranks' shards."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None and p.grad.numel()]
+        norm = torch.nn.utils.get_total_norm(gradients, norm_type)
+        norm = norm.to(group_device(self.process_group))
+        options = dist.AllreduceOptions()
+        is_largest = norm_type == float("inf")
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM)
+        norm = norm if is_largest else norm**norm_type
+        self.process_group.allreduce([norm], options).wait()
+        norm = norm if is_largest else norm ** (1 / norm_type)
+        torch.nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
+        return norm
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The whole model's, with the names of DistributedDataParallel's.
+
+        Rank 0 may ask alone where each step updates all shards with one optimizer of torch's.
+        """
+        self.synchronise()
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load the same on every rank."""
+        self.synchronise()
+        return super().load_state_dict(*args, **kwargs)
+
+    def optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Of all shards together, as if the whole model had been optimized here.
+
+        Call it on every rank. It can be loaded with any number of ranks and any plan, and without
+        this wrapper.
+        """
+        self.synchronise()
+        return self._shards.whole_state(
+            optimizer, lambda flat, by: self._submit("all-gather", flat, by).wait()
+        )
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """This rank's part of it."""
+        self._shards.load_whole_state(optimizer, state)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        raise RequestError(
+            "the model's parameters lie in buckets; move it or change its type before wrapping it"
+        )
+
+    @property
+    def _departures_now(self) -> Departures:
+        assert self._departures is not None
+        return self._departures
+
+    def _lay_out(self, plan: Plan) -> None:
+        """Other buckets from now on, between two steps."""
+        require_fit(plan, self._full, self.process_group)
+        if self._departures is not None:
+            self._departures.close()
+        self.plan = plan
+        self._buckets = flat_buckets(plan, self._full)
+        self._shards.lay_out(self._buckets)
+        self._sent: list[Done] = []
+        wrapper = weakref.ref(self)  # parameters must not keep their wrapper alive
+        self._departures = Departures(
+            self._buckets,
+            ranks=self.process_group.size(),
+            begin=self._shards.keep_gradients,
+            send=lambda number: _alive(wrapper)._send(number),  # noqa: SLF001
+            finish=lambda: _alive(wrapper)._finish(),  # noqa: SLF001
+        )
+
+    def _send(self, number: int) -> None:
+        bucket = self._buckets[number]
+        self._sent.append(self._submit("reduce-scatter", bucket.gradients, bucket.collective))
+
+    def _finish(self) -> None:
+        """Backward has ended; so must the reduce-scatters, for the optimizer comes next."""
+        self._step += 1
+        sent, self._sent = self._sent, []
+        for number, future in enumerate(sent):
+            self._wait(future, number)
+        self._shards.give_gradients()
+        self._is_stale = True
+        self._unstepped = set(self._shards.by_name.values())
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        self._unstepped -= self._shards.of(optimizer)
+        if self._is_stale and not self._unstepped:
+            self._gather()
+
+    def _gather(self) -> None:
+        """What forward reads first comes first: the other end of backward's order."""
+        self._is_stale = False
+        for number in reversed(range(len(self._buckets))):
+            bucket = self._buckets[number]
+            future = self._submit("all-gather", bucket.values, bucket.collective)
+            self._arrivals.expect(bucket.parameters, partial(self._wait, future, number))
+
+    def _submit(self, operation: Operation, flat: torch.Tensor, collective: str) -> Done:
+        return self._thread.submit(operation, flat, collective=collective)
+
+    def _wait(self, future: Done, number: int) -> None:
+        try:
+            future.wait()
+        except Exception as error:
+            raise CollectiveError(
+                f"rank {self.process_group.rank()}, step {self._step}, bucket {number + 1} of "
+                f"{len(self._buckets)}: {error}"
+            ) from error
+
+
+def _stepped(
+    wrapper: "weakref.ref[ShardedDataParallel]",
+    optimizer: Optimizer,
+    args: object,
+    kwargs: object,
+) -> None:
+    del args, kwargs
+    live = wrapper()
+    if live is not None:
+        live._stepped(optimizer)  # noqa: SLF001
+
+
+def _alive(wrapper: "weakref.ref[ShardedDataParallel]") -> ShardedDataParallel:
+    live = wrapper()
+    if live is None:
+        raise RequestError("the wrapper is gone, and backward runs through its model; keep it")
+    return live
+
+
+def _default_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    if group is None:
+        raise RequestError("there is no process group; call torch.distributed.init_process_group")
+    return group
+
+
+def _first_plan(parameters: Mapping[str, nn.Parameter]) -> Plan:
+    return buckets_up_to(
+        parameters, FIRST_BUCKET_BYTES, planner="torch's sizes", collective=COLLECTIVE
+    )
+
+
+def _check_model(
+    module: nn.Module, parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup
+) -> None:
+    if not parameters:
+        raise RequestError("the model has no parameter that requires a gradient")
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise RequestError(
+                f"{name!r} makes sparse gradients, which have no place in a bucket; make it with "
+                "sparse=False"
+            )
+    described = "\n".join(f"{n} {tuple(p.shape)} {p.dtype}" for n, p in parameters.items())
+    if different := ranks_that_differ(group, described, device=group_device(group)):
+        raise RequestError(
+            f"ranks {different} have other parameters than rank 0; build the same model everywhere"
+        )
+
+
+@torch.no_grad()
+def _broadcast_bytes(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Rank 0's, in one message for each device, whatever their types."""
+    of_device: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        of_device.setdefault(tensor.device, []).append(tensor)
+    for held in of_device.values():
+        as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in held]
+        message = torch.cat(as_bytes)
+        group.broadcast([message]).wait()
+        if group.rank() == 0:
+            continue
+        parts = torch.split(message, [part.numel() for part in as_bytes])
+        for tensor, part in zip(held, parts, strict=True):
+            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

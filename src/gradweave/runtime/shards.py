@@ -1,0 +1,135 @@
+"""Each rank's part of every parameter, as an optimizer sees it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from gradweave.errors import RequestError
+from gradweave.runtime.flat import FlatBucket
+
+Gather = Callable[[torch.Tensor, str], object]
+
+
+class Place(NamedTuple):
+    """Where a rank's part of a parameter is: elements of a bucket."""
+
+    bucket: FlatBucket
+    whole: tuple[int, int]  # the parameter's
+    own: tuple[int, int]
+
+    def own_of(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat[self.own[0] : self.own[1]]
+
+    def own_of_whole(self, parameter_like: torch.Tensor) -> torch.Tensor:
+        first, last = (edge - self.whole[0] for edge in self.own)
+        return parameter_like.reshape(-1)[first:last]
+
+
+class Shards:
+    """One flat parameter for each of the model's, which has this rank's elements of it, or none.
+
+    The objects stay when buckets change; their memory does not, and neither do their elements.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, rank: int, ranks: int) -> None:
+        self._rank, self._ranks = rank, ranks
+        self._parameters = parameters
+        self.by_name = {name: nn.Parameter(p.new_empty(0)) for name, p in parameters.items()}
+        self._name_of = {shard: name for name, shard in self.by_name.items()}
+        self._places: dict[str, Place] = {}
+
+    def lay_out(self, buckets: Sequence[FlatBucket]) -> None:
+        for bucket in buckets:
+            owned = bucket.owned_by(self._rank, self._ranks)
+            for name, whole, own in zip(bucket.names, bucket.spans, owned, strict=True):
+                self._places[name] = Place(bucket, whole, own)
+                self.by_name[name].grad = None
+                self.by_name[name].data = self._places[name].own_of(bucket.values)
+
+    def of(self, optimizer: Optimizer) -> set[nn.Parameter]:
+        """Those that the optimizer updates."""
+        return {p for group in optimizer.param_groups for p in group["params"]} & set(self._name_of)
+
+    @torch.no_grad()
+    def give_gradients(self) -> None:
+        """Gradients are added to what nobody has zeroed, as in every backward pass."""
+        for name, place in self._places.items():
+            shard, gradient = self.by_name[name], place.own_of(place.bucket.gradients)
+            if shard.grad is None:
+                shard.grad = gradient
+            else:
+                shard.grad.add_(gradient)
+
+    def keep_gradients(self) -> None:
+        """Out of the buckets, which are about to be filled again."""
+        for shard in self.by_name.values():
+            if shard.grad is not None:
+                shard.grad = shard.grad.clone()
+
+    def whole_state(self, optimizer: Optimizer, gather: Gather) -> dict[str, Any]:
+        """The optimizer's state dict as if it had all elements, on every rank.
+
+        ``gather`` fills a bucket-sized tensor, of which each rank has its own part, by a bucket's
+        collective.
+        """
+        state = optimizer.state_dict()
+        names = self._indices(optimizer)
+        for bucket in dict.fromkeys(place.bucket for place in self._places.values()):
+            held = {i: name for i, name in names.items() if name in bucket.names}
+            keys = {k for i in held for k, v in state["state"].get(i, {}).items() if _is_flat(v)}
+            for key in sorted(keys):
+                parts = {i: state["state"][i] for i in held if key in state["state"].get(i, {})}
+                like = next(iter(parts.values()))[key]
+                flat = like.new_zeros(bucket.values.numel())
+                for index, part in parts.items():
+                    self._places[held[index]].own_of(flat).copy_(part[key])
+                gather(flat, bucket.collective)
+                for index, part in parts.items():
+                    first, last = self._places[held[index]].whole
+                    shape = self._parameters[held[index]].shape
+                    part[key] = flat[first:last].reshape(shape).clone()
+        return state
+
+    def load_whole_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """This rank's part of what ``whole_state`` gave, with any number of ranks."""
+        names = self._indices(optimizer)
+        own: dict[int, dict[str, Any]] = {i: dict(v) for i, v in state["state"].items()}
+        # Numbers, such as the step, have no dimensions for any parameter.
+        keys = {
+            key
+            for values in own.values()
+            for key, value in values.items()
+            if isinstance(value, torch.Tensor) and value.dim() > 0
+        }
+        for index, name in names.items():
+            place, shape = self._places[name], self._parameters[name].shape
+            for key in keys.intersection(own.get(index, {})):
+                value = own[index][key]
+                if value.shape != shape:
+                    raise RequestError(
+                        f"state {key!r} of {name!r} has shape {tuple(value.shape)}, the parameter "
+                        f"has {tuple(shape)}; it is another model's"
+                    )
+                own[index][key] = place.own_of_whole(value).clone()
+        optimizer.load_state_dict({**state, "state": own})
+
+    def _indices(self, optimizer: Optimizer) -> dict[int, str]:
+        """Names by the numbers that state dicts have for parameters."""
+        return {
+            index: self._name_of[parameter]
+            for index, parameter in enumerate(_all_of(optimizer))
+            if parameter in self._name_of
+        }
+
+
+def _all_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _is_flat(value: object) -> bool:
+    """An element of state for each of the shard's; others are numbers, such as the step."""
+    return isinstance(value, torch.Tensor) and value.dim() == 1
