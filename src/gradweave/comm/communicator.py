@@ -149,6 +149,13 @@ def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
     return make
 
 
+def world_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    if group is None:
+        raise RequestError("there is no process group; call init_process_group first")
+    return group
+
+
 def same_ranks(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Another group of the same ranks: two threads on one group would mix up their messages."""
     made = subgroups_of(group)(list(range(group.size())))

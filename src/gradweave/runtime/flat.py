@@ -1,6 +1,7 @@
 """The parameters of a bucket in one piece of memory, and their gradients in another."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, groupby, pairwise
 
 import torch
@@ -56,10 +57,14 @@ class FlatBucket:
                 self._gradient_of[parameter].zero_()
         self._taken.clear()
 
-    def give_gradients(self) -> None:
-        """As views, to whom an optimizer looks for them."""
+    @contextmanager
+    def lent_gradients(self) -> Iterator[None]:
+        """Parameters have theirs meanwhile, for an optimizer."""
         for parameter, gradient in self._gradient_of.items():
             parameter.grad = gradient
+        yield
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def owned_by(self, rank: int, ranks: int) -> list[tuple[int, int]]:
         """For each parameter, which elements of the bucket are both its own and the rank's."""

@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gradweave.comm import Communicator
 from gradweave.comm.agree import group_device, ranks_that_differ
-from gradweave.comm.communicator import same_ranks
+from gradweave.comm.communicator import same_ranks, world_group
 from gradweave.comm.worker import CommunicationThread, Done
 from gradweave.errors import CollectiveError, RequestError
 from gradweave.plan import Plan
@@ -64,7 +64,7 @@ class ShardedDataParallel(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.broadcast_buffers = module, broadcast_buffers
-        self.process_group = process_group or _default_group()
+        self.process_group = process_group or world_group()
         self.require_backward_grad_sync = True
         self._full = {name: p for name, p in module.named_parameters() if p.requires_grad}
         _check_model(module, self._full, self.process_group)
@@ -80,6 +80,8 @@ class ShardedDataParallel(nn.Module):
         self._lay_out(plan or _first_plan(self._full))
         for bucket in self._buckets:
             self._submit("broadcast", bucket.values, "native").wait()
+        frozen = [p for p in module.parameters() if not p.requires_grad]
+        _broadcast_bytes([*frozen, *module.buffers()], self.process_group)
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
         self._unstepped: set[nn.Parameter] = set()
         after_step = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
@@ -251,13 +253,6 @@ def _alive(wrapper: "weakref.ref[ShardedDataParallel]") -> ShardedDataParallel:
     if live is None:
         raise RequestError("the wrapper is gone, and backward runs through its model; keep it")
     return live
-
-
-def _default_group() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    if group is None:
-        raise RequestError("there is no process group; call torch.distributed.init_process_group")
-    return group
 
 
 def _first_plan(parameters: Mapping[str, nn.Parameter]) -> Plan:

@@ -1,6 +1,7 @@
 """Each rank's part of every parameter, as an optimizer sees it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -76,6 +77,7 @@ class Shards:
         collective.
         """
         state = optimizer.state_dict()
+        state["state"] = {index: dict(held) for index, held in state["state"].items()}
         names = self._indices(optimizer)
         for bucket in dict.fromkeys(place.bucket for place in self._places.values()):
             held = {i: name for i, name in names.items() if name in bucket.names}
@@ -96,7 +98,7 @@ class Shards:
     def load_whole_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """This rank's part of what ``whole_state`` gave, with any number of ranks."""
         names = self._indices(optimizer)
-        own: dict[int, dict[str, Any]] = {i: dict(v) for i, v in state["state"].items()}
+        own: dict[int, dict[str, Any]] = deepcopy(state["state"])
         # Numbers, such as the step, have no dimensions for any parameter.
         keys = {
             key
@@ -113,7 +115,7 @@ class Shards:
                         f"state {key!r} of {name!r} has shape {tuple(value.shape)}, the parameter "
                         f"has {tuple(shape)}; it is another model's"
                     )
-                own[index][key] = place.own_of_whole(value).clone()
+                own[index][key] = place.own_of_whole(value).clone()  # not the rest with it
         optimizer.load_state_dict({**state, "state": own})
 
     def _indices(self, optimizer: Optimizer) -> dict[int, str]:

@@ -1,0 +1,235 @@
+"""Bulk-synchronous SGD in the three loops of the Linear Pipeline paper, with any collective.
+
+``bsp-reduce-broadcast``  gradients are reduced to the root, which updates; weights are broadcast.
+``bsp-allreduce``         gradients are all-reduced, and every rank updates; since roundings differ
+                          between devices, weights are broadcast every few iterations.
+``bsp-overlap``           layer by layer: gradients are reduced while backward goes on, the root
+                          updates, and weights are broadcast while the next forward goes on.
+
+Gradients are means over the ranks. Buffers, such as running means, stay each rank's own.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from gradweave.comm import Communicator
+from gradweave.comm.communicator import same_ranks, world_group
+from gradweave.comm.worker import CommunicationThread, Done
+from gradweave.errors import RequestError
+from gradweave.runtime.arrivals import Arrivals
+from gradweave.runtime.departures import Departures
+from gradweave.runtime.flat import FlatBucket, buckets_by_module, buckets_up_to, flat_buckets
+from gradweave.words import Operation
+
+ROOT = 0
+
+
+@dataclass(slots=True)
+class Profile:
+    """Where the time of one iteration went on this rank; hidden communication is not in it."""
+
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+
+    @property
+    def communication_share(self) -> float:
+        return self.communication_s / (self.compute_s + self.communication_s)
+
+
+class BspLoop:
+    """Call ``step`` on every rank with a function that computes the loss.
+
+    ``synchronise`` before parameters are read elsewhere, as for evaluation or a checkpoint, and
+    ``close`` at the end. Where the root alone updates, its optimizer alone has state.
+
+    ``optimizer``  any of torch's; None keeps the weights, for measuring.
+    ``collective`` by which messages travel: "linear-pipeline", "mst", "exchange" or "native".
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        *,
+        collective: str = "linear-pipeline",
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.collective = model, optimizer, collective
+        self.group = group or world_group()
+        self.profile = Profile()
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not parameters:
+            raise RequestError("the model has no parameter that requires a gradient")
+        self._buckets = self._lay_out(parameters)
+        self._departures = Departures(
+            self._buckets,
+            ranks=self.group.size(),
+            begin=_nothing,
+            send=self._send,
+            finish=_nothing,
+        )
+        self._communicator = Communicator(self.group)
+        for bucket in self._buckets:
+            self._run("broadcast", bucket.values, collective="native")
+
+    def step(self, compute_loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """One iteration; the loss is this rank's."""
+        began_s = time.perf_counter()
+        self.profile = Profile()
+        loss = compute_loss()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._join()
+        iteration_s = time.perf_counter() - began_s
+        self.profile.compute_s = iteration_s - self.profile.communication_s
+        return loss.detach()
+
+    def synchronise(self) -> None:
+        """Until this rank has the weights of the last update."""
+
+    def close(self) -> None:
+        self.synchronise()
+        self._departures.close()
+
+    def _lay_out(self, parameters: Mapping[str, nn.Parameter]) -> list[FlatBucket]:
+        """Everything in one message."""
+        most_bytes = sum(parameter.nbytes for parameter in parameters.values())
+        plan = buckets_up_to(parameters, most_bytes, planner="single", collective=self.collective)
+        return flat_buckets(plan, parameters)
+
+    def _send(self, number: int) -> None:
+        """A bucket's gradients are complete, and backward may go on. Here nothing leaves yet."""
+
+    def _join(self) -> None:
+        """Backward has ended: communicate and update."""
+        raise NotImplementedError
+
+    def _update(self) -> None:
+        if self.optimizer is None:
+            return
+        with ExitStack() as lent:
+            for bucket in self._buckets:
+                lent.enter_context(bucket.lent_gradients())
+            self.optimizer.step()
+
+    def _run(
+        self, operation: Operation, message: torch.Tensor, *, collective: str | None = None
+    ) -> None:
+        with self._communicating():
+            by = collective or self.collective
+            self._communicator.run(operation, message, collective=by, root=ROOT)
+
+    @contextmanager
+    def _communicating(self) -> Iterator[None]:
+        began_s = time.perf_counter()
+        yield
+        self.profile.communication_s += time.perf_counter() - began_s
+
+
+class ReduceBroadcast(BspLoop):
+    def _join(self) -> None:
+        for bucket in self._buckets:
+            self._run("reduce", bucket.gradients)
+        if self.group.rank() == ROOT:
+            self._update()
+        for bucket in self._buckets:
+            self._run("broadcast", bucket.values)
+
+
+class AllReduce(BspLoop):
+    """``broadcast_every`` so many iterations the root's weights go to all; 0: never."""
+
+    def __init__(self, *arguments: Any, broadcast_every: int = 5, **options: Any) -> None:
+        if broadcast_every < 0:
+            raise RequestError(f"broadcast_every must not be negative, got {broadcast_every}")
+        super().__init__(*arguments, **options)
+        self._every, self._iterations = broadcast_every, 0
+
+    def _join(self) -> None:
+        for bucket in self._buckets:
+            self._run("all-reduce", bucket.gradients)
+        self._update()
+        self._iterations += 1
+        if self._every and self._iterations % self._every == 0:
+            for bucket in self._buckets:
+                self._run("broadcast", bucket.values)
+
+
+class Overlap(BspLoop):
+    """A message for each module that has parameters, on a thread and a process group of its own."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        make_group: Callable[[], dist.ProcessGroup] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        own_group = make_group() if make_group else same_ranks(self.group)
+        self._thread = CommunicationThread(Communicator(own_group))
+        self._arrivals = Arrivals(self.model, (p for b in self._buckets for p in b.parameters))
+        self._sent: list[Done] = []
+
+    def step(self, compute_loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+        def forward() -> torch.Tensor:
+            with self._arrivals.noting():
+                return compute_loss()
+
+        return super().step(forward)
+
+    def synchronise(self) -> None:
+        self._arrivals.wait_for_all()
+        self._wait_for_sent()
+
+    def close(self) -> None:
+        super().close()
+        self._thread.close()
+
+    def _lay_out(self, parameters: Mapping[str, nn.Parameter]) -> list[FlatBucket]:
+        return flat_buckets(buckets_by_module(parameters, collective=self.collective), parameters)
+
+    def _send(self, number: int) -> None:
+        self._submit("reduce", self._buckets[number].gradients)
+
+    def _join(self) -> None:
+        self._wait_for_sent()
+        if self.group.rank() == ROOT:
+            self._update()
+        for bucket in reversed(self._buckets):  # what forward reads first comes first
+            sent = self._submit("broadcast", bucket.values)
+            if self.group.rank() != ROOT:
+                self._arrivals.expect(bucket.parameters, partial(self._wait, sent))
+
+    def _submit(self, operation: Operation, message: torch.Tensor) -> Done:
+        sent = self._thread.submit(operation, message, collective=self.collective, root=ROOT)
+        self._sent.append(sent)
+        return sent
+
+    def _wait_for_sent(self) -> None:
+        """The root's broadcasts are among them, which the reduces have followed."""
+        sent, self._sent = self._sent, []
+        for one in sent:
+            self._wait(one)
+
+    def _wait(self, sent: Done) -> None:
+        with self._communicating():
+            sent.wait()
+
+
+LOOPS: Mapping[str, type[BspLoop]] = {
+    "bsp-reduce-broadcast": ReduceBroadcast,
+    "bsp-allreduce": AllReduce,
+    "bsp-overlap": Overlap,
+}
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,409 @@
+"""Sharded data parallelism trains as one worker does on everybody's batch."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from ranks import on_processes, on_threads, seeded
+from torch import nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from gradweave.errors import PlanMismatch, RequestError
+from gradweave.plan import Bucket, Plan
+from gradweave.runtime.sharded import ShardedDataParallel
+from gradweave.workloads.datasets import Batches, fashion_mnist_subset
+from gradweave.workloads.models import SmallCNN
+
+STEPS = 5
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.01),
+}
+
+
+class Attentive(nn.Module):
+    """Reads parameters of modules that it does not call, one of them tied, one of them unused."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.unused = nn.Linear(2, 2)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.tied = nn.Linear(6, 6, bias=False)
+        self.tied.weight = self.inner.weight
+
+    def forward(self, batch):
+        batch = self.inner(batch)
+        batch, _ = self.attention(batch, batch, batch, need_weights=False)
+        return self.tied(batch) * self.scale
+
+
+def small():
+    return seeded(lambda: nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 6)).double())
+
+
+def batches(world, steps=STEPS):
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(steps, world, 3, 4, 6, generator=generator, dtype=torch.float64)
+
+
+def plan(*buckets, collective="ring"):
+    return Plan(
+        planner="made", buckets=tuple(Bucket(tensors=b, collective=collective) for b in buckets)
+    )
+
+
+MADE = plan(("2.bias",), ("2.weight", "0.bias"), ("0.weight",))
+
+
+def alone(model, optimizer, everything, *, clip=None):
+    """One worker with everybody's batches."""
+    for step in everything:
+        optimizer.zero_grad()
+        (model(step.flatten(0, 1)) ** 2).mean().backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return model.state_dict()
+
+
+def assert_same(state, expected):
+    for name, value in expected.items():
+        torch.testing.assert_close(state[f"module.{name}"], value, rtol=1e-9, atol=1e-12)
+
+
+def sharded(group, twin, model, **options):
+    return ShardedDataParallel(model, process_group=group, make_group=lambda: twin, **options)
+
+
+def trained(group, twin, make_model, make_optimizer, options):
+    model = sharded(group, twin, make_model(), **options)
+    optimizer = make_optimizer(model.parameters())
+    for step in batches(group.size()):
+        optimizer.zero_grad()
+        (model(step[group.rank()]) ** 2).mean().backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("options", [{}, {"plan": MADE}], ids=["first", "given"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_as_one_worker(world, options, name):
+    make = OPTIMIZERS[name]
+    expected = alone(model := small(), make(model.parameters()), batches(world))
+    for state in on_threads(world, trained, small, make, options, groups=2):
+        assert_same(state, expected)
+
+
+@pytest.mark.parametrize("collective", ["native", "halving-doubling"])
+def test_other_collectives(collective):
+    given = plan(*(bucket.tensors for bucket in MADE.buckets), collective=collective)
+    expected = alone(model := small(), OPTIMIZERS["adam"](model.parameters()), batches(3))
+    arguments = (small, OPTIMIZERS["adam"], {"plan": given})
+    for state in on_threads(3, trained, *arguments, groups=2):
+        assert_same(state, expected)
+
+
+def attentive():
+    return seeded(lambda: Attentive().double())
+
+
+def test_parameters_that_others_read():
+    """Each in a bucket of its own, so that every one must be waited for."""
+    make = OPTIMIZERS["sgd"]  # weight decay would shrink the unused ones: their gradients are zero
+    expected = alone(model := attentive(), make(model.parameters()), batches(3))
+    names = [name for name, _ in attentive().named_parameters()]
+    options = {"plan": plan(*((name,) for name in reversed(names)))}
+    for state in on_threads(3, trained, attentive, make, options, groups=2):
+        assert_same(state, expected)
+
+
+def accumulated(group, twin):
+    model = sharded(group, twin, small(), plan=MADE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in batches(group.size()):
+        own = step[group.rank()].chunk(3)
+        with model.no_sync():
+            for part in own[:-1]:
+                (model(part) ** 2).mean().div(3).backward()
+        (model(own[-1]) ** 2).mean().div(3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+def test_accumulating_gradients():
+    expected = alone(model := small(), torch.optim.SGD(model.parameters(), lr=0.1), batches(2))
+    for state in on_threads(2, accumulated, groups=2):
+        assert_same(state, expected)
+
+
+def not_zeroed(group, twin):
+    model = sharded(group, twin, small(), plan=MADE)
+    for part in batches(group.size())[0][group.rank()].chunk(3):
+        (model(part) ** 2).mean().div(3).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return model.state_dict()
+
+
+def test_gradients_add_up_until_they_are_zeroed():
+    expected = alone(model := small(), torch.optim.SGD(model.parameters(), lr=0.1), batches(2)[:1])
+    for state in on_threads(2, not_zeroed, groups=2):
+        assert_same(state, expected)
+
+
+def clipped(group, twin, norm_type):
+    model = sharded(group, twin, small(), plan=MADE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms = []
+    for step in batches(group.size()):
+        optimizer.zero_grad()
+        (model(step[group.rank()]) ** 2).mean().backward()
+        norms.append(float(model.clip_grad_norm_(0.05, norm_type)))
+        optimizer.step()
+    return norms, model.state_dict()
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_clipping_by_the_norm_of_all(norm_type):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms = []
+    for step in batches(3):
+        optimizer.zero_grad()
+        (model(step.flatten(0, 1)) ** 2).mean().backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05, norm_type)))
+        optimizer.step()
+    for found, state in on_threads(3, clipped, norm_type, groups=2):
+        assert found == pytest.approx(norms, rel=1e-9)
+        assert_same(state, model.state_dict())
+
+
+def two_optimizers(group, twin):
+    model = sharded(group, twin, small(), plan=MADE)
+    named = dict(model.named_parameters())
+    weights = torch.optim.AdamW([p for n, p in named.items() if "weight" in n], lr=1e-3)
+    biases = torch.optim.SGD([p for n, p in named.items() if "bias" in n], lr=0.1)
+    for step in batches(group.size()):
+        (model(step[group.rank()]) ** 2).mean().backward()
+        for optimizer in (weights, biases):
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.state_dict()
+
+
+def test_groups_by_name_and_two_optimizers():
+    model = small()
+    weights = torch.optim.AdamW([model[0].weight, model[2].weight], lr=1e-3)
+    biases = torch.optim.SGD([model[0].bias, model[2].bias], lr=0.1)
+    for step in batches(2):
+        (model(step.flatten(0, 1)) ** 2).mean().backward()
+        for optimizer in (weights, biases):
+            optimizer.step()
+            optimizer.zero_grad()
+    for state in on_threads(2, two_optimizers, groups=2):
+        assert_same(state, model.state_dict())
+
+
+def evaluated_alone(group, twin):
+    """Rank 0 looks at the model after a step, as scripts do; the others go on."""
+    model = sharded(group, twin, small(), plan=MADE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = None
+    for step in batches(group.size()):
+        optimizer.zero_grad()
+        (model(step[group.rank()]) ** 2).mean().backward()
+        optimizer.step()
+        if group.rank() == 0:
+            with torch.no_grad():
+                seen = model.eval()(step[0])
+            model.train()
+            model.state_dict()
+    return seen, model.state_dict()
+
+
+def test_evaluation_and_checkpoint_on_one_rank():
+    expected = alone(model := small(), torch.optim.SGD(model.parameters(), lr=0.1), batches(2))
+    results = on_threads(2, evaluated_alone, groups=2)
+    for _, state in results:
+        assert_same(state, expected)
+    torch.testing.assert_close(results[0][0], model(batches(2)[-1][0]))
+
+
+def saved(group, twin, steps):
+    model = sharded(group, twin, small())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in steps:
+        optimizer.zero_grad()
+        (model(step[group.rank()]) ** 2).mean().backward()
+        optimizer.step()
+    return model.state_dict(), model.optimizer_state_dict(optimizer)
+
+
+def resumed(group, twin, checkpoint, steps, options):
+    model = sharded(group, twin, small(), **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model.load_state_dict(checkpoint[0])
+    model.load_optimizer_state_dict(optimizer, checkpoint[1])
+    for step in steps:
+        optimizer.zero_grad()
+        own = step.flatten(0, 1).chunk(group.size())[group.rank()]
+        (model(own) ** 2).mean().backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def test_resuming_is_going_on():
+    everything = batches(2)
+    checkpoint = on_threads(2, saved, everything[:2], groups=2)[0]
+    expected = on_threads(2, saved, everything, groups=2)[0][0]
+    for state in on_threads(2, resumed, checkpoint, everything[2:], {}, groups=2):
+        assert all(torch.equal(state[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_resuming_on_other_ranks_with_another_plan(world):
+    everything = batches(4)
+    checkpoint = on_threads(4, saved, everything[:2], groups=2)[0]
+    expected = on_threads(4, saved, everything, groups=2)[0][0]
+    options = {"plan": MADE}
+    for state in on_threads(world, resumed, checkpoint, everything[2:], options, groups=2):
+        for name, value in expected.items():
+            torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_state_is_one_that_torch_loads(tmp_path):
+    _, state = on_threads(3, saved, batches(3), groups=2)[1]
+    torch.save(state, tmp_path / "state.pt")
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert optimizer.state[model[0].weight]["exp_avg"].shape == model[0].weight.shape
+
+
+def scaled(group, twin):
+    """One rank's gradient overflows once; everyone skips that step."""
+    model = sharded(group, twin, small(), plan=MADE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = ShardedGradScaler(device="cpu", init_scale=16.0, process_group=group)
+    weights = []
+    for number, step in enumerate(batches(group.size())):
+        optimizer.zero_grad()
+        loss = (model(step[group.rank()]) ** 2).mean()
+        if number == 2 and group.rank() == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        weights.append({name: value.clone() for name, value in model.state_dict().items()})
+    return weights
+
+
+def test_a_step_that_overflows_is_skipped_by_all():
+    results = on_threads(2, scaled, groups=2)
+    for weights in results:
+        for name, value in weights[1].items():
+            assert torch.equal(weights[2][name], value)
+        assert not torch.equal(weights[3]["module.0.weight"], weights[2]["module.0.weight"])
+        for name, value in results[0][-1].items():
+            assert torch.equal(weights[-1][name], value)
+
+
+def normalised(group, twin):
+    model = sharded(group, twin, nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+    with torch.no_grad():
+        model.module[1].running_mean.fill_(group.rank() + 1.0)
+    model(torch.ones(5, 6))
+    return model.module[1].running_mean.clone(), int(model.module[1].num_batches_tracked)
+
+
+def test_buffers_are_rank_0s():
+    first, second = on_threads(2, normalised, groups=2)
+    assert first[1] == second[1] == 1
+    # Both have taken rank 0's, and then a step of their own from there.
+    assert torch.allclose(first[0], second[0])
+
+
+def several_kinds(group, twin):
+    model = nn.Sequential(OrderedDict(a=nn.Linear(3, 3), b=nn.Linear(3, 3).double()))
+    model.b.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
+    model.a.bias.requires_grad = False
+    wrapped = sharded(group, twin, model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    wrapped(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    return wrapped.state_dict(), sum(p.numel() for p in wrapped.parameters())
+
+
+def test_types_may_differ_and_parameters_be_frozen():
+    (first, own), (second, others) = on_threads(2, several_kinds, groups=2)
+    assert all(torch.equal(first[name], value) for name, value in second.items())
+    assert own + others == 3 * 3 + 3 * 3 + 3 + 2 * 3  # the frozen bias is with everyone
+
+
+def complaints(group, twin):
+    found = []
+    for model, options in (
+        (nn.Embedding(3, 2, sparse=True), {}),
+        (nn.ReLU(), {}),
+        (small(), {"plan": plan(("0.weight",))}),
+        (nn.Linear(2, 2 + group.rank()), {}),
+    ):
+        with pytest.raises((RequestError, PlanMismatch)) as caught:
+            sharded(group, twin, model, **options)
+        found.append(str(caught.value))
+    with pytest.raises(RequestError, match="before wrapping"):
+        sharded(group, twin, small()).half()
+    return found
+
+
+def test_what_it_refuses():
+    for found in on_threads(2, complaints, groups=2):
+        assert [text.split(";")[0] for text in found] == [
+            "'' makes sparse gradients, which have no place in a bucket",
+            "the model has no parameter that requires a gradient",
+            "3 parameters of the model are in no bucket, first '0.bias'",
+            "ranks [1] have other parameters than rank 0",
+        ]
+
+
+REAL_STEPS = 50
+
+
+def on_real_images(group, kind, make_optimizer):
+    images = fashion_mnist_subset(train=True)
+    order = Batches(examples=len(images), batch_size=4, world=group.size(), rank=group.rank())
+    torch.manual_seed(0)
+    model = SmallCNN(width=4).double()
+    wrap = TorchDDP if kind == "torch" else ShardedDataParallel
+    wrapped = wrap(model)
+    optimizer = make_optimizer(wrapped.parameters())
+    for step in range(REAL_STEPS):
+        batch = images.take(order.indices(step))
+        optimizer.zero_grad()
+        cross_entropy(wrapped(batch.normalised().double()), batch.labels).backward()
+        optimizer.step()
+    return {name: value.numpy() for name, value in wrapped.state_dict().items()}
+
+
+def every_optimizer(group, kind):
+    return {name: on_real_images(group, kind, make) for name, make in OPTIMIZERS.items()}
+
+
+def test_fifty_steps_on_real_images_as_with_torch(tmp_path):
+    """Seconds: processes, with torch's wrapper."""
+    world = 3
+    for kind in ("torch", "ours"):
+        (tmp_path / kind).mkdir()
+    expected = on_processes(world, every_optimizer, "torch", scratch=tmp_path / "torch")
+    found = on_processes(world, every_optimizer, "ours", scratch=tmp_path / "ours")
+    for rank in range(world):
+        for name in OPTIMIZERS:
+            for key, value in expected[rank][name].items():
+                assert found[rank][name][key] == pytest.approx(value, rel=1e-9, abs=1e-12)
