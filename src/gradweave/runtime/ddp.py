@@ -183,7 +183,10 @@ class DistributedDataParallel(TorchDDP):
             self._begin_pass()
         output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if is_synced:
-            self._backward.watch(output)
+            where = None
+            if self._sender is None:  # whose failures say more than this
+                where = f"rank {self.process_group.rank()}, step {self._step}"
+            self._backward.watch(output, where=where)
             if self._recorder is not None:
                 self._recorder.backward()
         return output
