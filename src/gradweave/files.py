@@ -27,7 +27,7 @@ SCHEMAS: dict[type, str] = {
     Timeline: "gradweave.timeline/1",
     Results: "gradweave.results/1",
     Losses: "gradweave.losses/1",
-    Recipe: "gradweave.recipe/1",
+    Recipe: "gradweave.recipe/2",
 }
 
 
@@ -40,9 +40,15 @@ def _network_2(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "costs": [{**added, **c} if isinstance(c, dict) else c for c in costs]}
 
 
+def _recipe_2(document: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 did not say what a step took."""
+    return {**document, "step_s": None}
+
+
 # How a file of an older version becomes one of the next.
 UPGRADES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "gradweave.network/1": ("gradweave.network/2", _network_2),
+    "gradweave.recipe/1": ("gradweave.recipe/2", _recipe_2),
 }
 
 

@@ -15,6 +15,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     plan: Plan
     trace: Trace
     network: Network
+    step_s: float | None  # what a training step took with it; None: nobody measured
 
     def why_not(self, *, workers: int, device: str) -> str | None:
         """What has changed since, in words; None where the plan still holds."""

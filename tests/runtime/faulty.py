@@ -1,4 +1,7 @@
-"""A rank that does something bad in its fifth step: ``python faulty.py KIND``, on every rank."""
+"""A rank that does something bad in its fifth step: ``python faulty.py KIND WAY``, on every rank.
+
+KIND is killed, stalled or hook; WAY is how buckets travel: plain (without a hook), native or ring.
+"""
 
 import os
 import signal
@@ -15,17 +18,16 @@ from gradweave.runtime.ddp import DistributedDataParallel
 
 TIMEOUT = timedelta(seconds=4)
 BAD_STEP = 5
-PLAN = Plan(
-    planner="made",
-    buckets=(
-        Bucket(tensors=("1.bias", "1.weight"), collective="native"),
-        Bucket(tensors=("0.bias", "0.weight"), collective="native"),
-    ),
-)
+BUCKETS = (("1.bias", "1.weight"), ("0.bias", "0.weight"))
+
+
+def plan_by(collective: str) -> Plan:
+    buckets = tuple(Bucket(tensors=names, collective=collective) for names in BUCKETS)
+    return Plan(planner="made", buckets=buckets)
 
 
 def misbehave(kind: str) -> None:
-    if kind in {"killed", "thread"}:
+    if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "stalled":
         time.sleep(60)
@@ -39,23 +41,12 @@ def failing(state: list[int], bucket: dist.GradBucket) -> torch.futures.Future[t
     return work.get_future().then(lambda future: future.value()[0])
 
 
-def main(kind: str) -> None:
+def main(kind: str, way: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    plan = plan_by("ring" if way == "ring" else "native")
+    wrapped = DistributedDataParallel(model, plan=plan, timeline=way == "native")
     if kind == "hook":
-        wrapped = DistributedDataParallel(model, plan=PLAN)
         wrapped.register_comm_hook([], failing)
-    else:
-        collective = "ring" if kind == "thread" else "auto"
-        plan = Plan(
-            planner="made",
-            buckets=tuple(
-                Bucket(tensors=b.tensors, collective="ring" if kind == "thread" else "native")
-                for b in PLAN.buckets
-            ),
-        )
-        wrapped = DistributedDataParallel(
-            model, plan=plan, collective=collective, timeline=kind != "thread"
-        )
     for step in range(1, 9):
         loss = wrapped(torch.ones(2, 4)).sum()
         if step == BAD_STEP and dist.get_rank() == 1:
@@ -66,4 +57,4 @@ def main(kind: str) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=TIMEOUT)
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 from strategies import costs, traces
 
 from gradweave import (
@@ -24,6 +25,7 @@ from gradweave import (
     presets,
     simulate,
 )
+from gradweave.recipe import Recipe
 from gradweave.results import Results
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -69,6 +71,17 @@ def test_networks_of_version_1_have_no_latency():
     network = files.read(GOLDEN / "network-1.json", Network)
     assert [(entry.beside, entry.latency_s) for entry in network.costs] == [("nothing", 0.0)] * 2
     assert network.costs[0].cost == Line(startup_s=0.0005, s_per_byte=2.5e-09)
+
+
+def test_recipes_of_version_1_say_nothing_of_steps(small_trace, linked_network):
+    plan = make_plan(small_trace, linked_network, workers=2, collective="ring")
+    recipe = Recipe(
+        workers=2, device="cpu", plan=plan, trace=small_trace, network=linked_network, step_s=0.5
+    )
+    assert there_and_back(recipe) == recipe
+    document = {**json.loads(files.dumps(recipe)), "schema": "gradweave.recipe/1"}
+    del document["step_s"]
+    assert files.loads(json.dumps(document), Recipe, origin="text") == replace(recipe, step_s=None)
 
 
 @pytest.mark.parametrize("name", presets.trace_names())

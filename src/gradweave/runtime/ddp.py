@@ -64,7 +64,7 @@ class DistributedDataParallel(TorchDDP):
     ``wire_dtype``   torch.float16 or torch.bfloat16, while gradients travel.
     ``record_steps`` how many steps are recorded at least, after two for warming up.
     ``trial_steps``  how many steps each candidate is timed for; 0 trusts the prediction.
-    ``replan_when``  plan again when steps take another time by this share.
+    ``replan_when``  plan again when steps have drifted from their prediction by this share.
     ``timeline``     note when each bucket was ready and done, for ``timeline()``.
     ``make_group``   makes another process group of the same ranks, where calibration or collectives
                      of ours need one (default: torch.distributed.new_group).
@@ -151,6 +151,7 @@ class DistributedDataParallel(TorchDDP):
             plan=found.plan,
             trace=found.trace,
             network=found.network,
+            step_s=found.step_s,
         )
 
     def explain(self) -> str:
@@ -183,7 +184,10 @@ class DistributedDataParallel(TorchDDP):
             self._begin_pass()
         output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if is_synced:
-            self._backward.watch(output)
+            where = None
+            if self._sender is None:  # whose failures say more than this
+                where = f"rank {self.process_group.rank()}, step {self._step}"
+            self._backward.watch(output, where=where)
             if self._recorder is not None:
                 self._recorder.backward()
         return output

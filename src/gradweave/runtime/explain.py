@@ -15,7 +15,7 @@ def explanation(found: Findings | None, why_unplanned: str | None, *, workers: i
     if found.plan is None:
         return "The whole model travels as one sparse message."
     if found.trace is None or found.network is None or not found.trials:
-        how = "as given" if found.predicted is None else f"planned by {found.plan.planner}"
+        how = "as given" if found.is_given else f"planned by {found.plan.planner}"
         return f"{_buckets(found.plan)}, {how}."
     trace = found.trace
     measured = (
@@ -28,10 +28,11 @@ def explanation(found: Findings | None, why_unplanned: str | None, *, workers: i
         plan = trial.candidate.plan
         name = "torch's own" if trial.candidate.is_torchs else plan.planner
         is_chosen = plan == found.plan
+        times = " and ".join(f"{taken_s * 1e3:.1f}" for taken_s in trial.rounds_s)
         lines.append(
             f"Tried: {name}, {_buckets(plan)}: predicted "
             f"{trial.candidate.predicted_s * 1e3:.1f} ms an iteration, a step took "
-            f"{trial.step_s * 1e3:.1f} ms{' (chosen)' if is_chosen else ''}."
+            f"{times} ms{' (chosen)' if is_chosen else ''}."
         )
     lines.append(f"Chosen: {_buckets(found.plan)}, planned by {found.plan.planner}.")
     lines += _gain(found)

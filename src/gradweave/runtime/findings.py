@@ -4,16 +4,9 @@ from msgspec import Struct
 
 from gradweave.network import Network
 from gradweave.plan import Plan
-from gradweave.runtime.candidates import Candidate
+from gradweave.runtime.trials import Trial
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
-
-
-class Trial(Struct, frozen=True, kw_only=True):
-    """A candidate in real training steps; times of the slowest rank."""
-
-    candidate: Candidate
-    step_s: float
 
 
 class Findings(Struct, kw_only=True):
@@ -23,6 +16,8 @@ class Findings(Struct, kw_only=True):
     network: Network | None = None
     trials: list[Trial] = []
     plan: Plan | None = None
+    is_given: bool = False  # the plan, by the user
     predicted: Timeline | None = None
+    step_s: float | None = None  # what a step took when the plan was chosen
     stage: str = "not begun"
     note: str | None = None  # why there is no plan, or why there is another than was asked for

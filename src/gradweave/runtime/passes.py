@@ -1,10 +1,15 @@
-"""What goes into forward passes and comes out of them."""
+"""What goes into forward passes and comes out of them, and whether backward passes end."""
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.variable import Variable
+
+logger = logging.getLogger(__name__)
 
 
 class Backward:
@@ -13,17 +18,51 @@ class Backward:
     def __init__(self) -> None:
         self.has_begun = True  # before the first step
 
-    def watch(self, output: Any) -> None:
-        """Where the output has no tensor to watch, its forward counts as a step."""
+    def watch(self, output: Any, *, where: str | None = None) -> None:
+        """Where the output has no tensor to watch, its forward counts as a step.
+
+        With ``where`` a pass that fails is logged with it: which rank and step this is.
+        """
         found = next((tensor for tensor in tensors_in(output) if tensor.requires_grad), None)
         if found is None:
             self.has_begun = True
         else:
-            found.register_hook(self._begin)  # type: ignore[no-untyped-call]
+            found.register_hook(partial(self._begin, where))  # type: ignore[no-untyped-call]
 
-    def _begin(self, gradient: torch.Tensor) -> None:
+    def _begin(self, where: str | None, gradient: torch.Tensor) -> None:
         del gradient
         self.has_begun = True
+        if where is not None:
+            _queue(_Unended(where))
+
+
+class _Unended:
+    """A backward pass under way. torch drops it with the pass, whether that ends well or not.
+
+    So the log can say where a pass failed, though the error is raised in code that is not ours.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where, self._has_ended = where, False
+
+    def __call__(self) -> None:
+        """At the end of the pass; torch's wrapper then waits for its messages, which may fail."""
+        _queue(self._end)
+
+    def _end(self) -> None:
+        self._has_ended = True
+
+    def __del__(self) -> None:
+        if not self._has_ended:
+            logger.error(
+                "%s: the backward pass failed; if a peer is gone or stalls, timeline=True also "
+                "names the bucket",
+                self._where,
+            )
+
+
+def _queue(callback: Callable[[], None]) -> None:
+    Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
 
 
 def batch_size(inputs: tuple[Any, ...]) -> int:

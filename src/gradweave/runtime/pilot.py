@@ -26,11 +26,13 @@ from gradweave.plan import Plan
 from gradweave.recipe import Recipe
 from gradweave.runtime.calibration import Calibration, Ended
 from gradweave.runtime.candidates import Candidate, shortlist, torch_lengths
-from gradweave.runtime.findings import Findings, Trial
+from gradweave.runtime.findings import Findings
 from gradweave.runtime.given import require_fit
 from gradweave.runtime.options import AUTO, Options
+from gradweave.runtime.trials import Trial, finalists, winner
 from gradweave.runtime.window import ComputeWindow
 from gradweave.simulation import simulate
+from gradweave.timeline import Timeline
 from gradweave.trace import Trace
 from gradweave.words import KIB, MIB
 
@@ -47,9 +49,6 @@ AUTO_TIERED = "blueconnect"
 DRIFT_STEPS = 20
 # Beyond every warm-up.
 LAST_STEP = 1 << 60
-# Of two plans that differ by less, the one with the better prediction stays.
-TRIAL_NOISE = 0.01
-
 
 # What the wrapper does when it is given other buckets: everything in one, while times are recorded,
 # a candidate's, or torch's own.
@@ -80,6 +79,7 @@ class Pilot:
         self._given_plan = given
         self._device = group_device(group)
         self._batch_size = 1
+        self._now_s: Callable[[], float] = time.perf_counter
         self._on_pass: Callable[[], None] = _nothing
         self._course: Generator[None] | None = self._whole_course()
 
@@ -138,10 +138,12 @@ class Pilot:
 
     def _given(self, given: Plan | Recipe) -> Iterator[None]:
         plan = given if isinstance(given, Plan) else given.plan
+        require_fit(plan, self._parameters, self._group)
+        self.found.plan, self.found.is_given = plan, True
         if isinstance(given, Recipe):
             self.found.trace, self.found.network = given.trace, given.network
-        require_fit(plan, self._parameters, self._group)
-        self.found.plan = plan
+            self.found.predicted = self._predicted(plan, given.trace, given.network)
+            self.found.step_s = given.step_s
         self._adopt(Candidate(plan=plan, predicted_s=0.0))
         self.found.stage = "settled"
         logger.info("%d messages as given, planned by %s", len(plan.buckets), plan.planner)
@@ -166,12 +168,9 @@ class Pilot:
         self.found.trace, self.found.network = trace, network
         candidates = self._candidates(trace, network)
         self.found.stage = "trying"
+        best = candidates[0]
         if self._options.trial_steps:
-            for candidate in candidates:
-                yield from self._tried(candidate)
-            best = self._best()
-        else:
-            best = candidates[0]
+            best = yield from self._fastest(candidates)
         self._settle(best, trace, network)
         return True
 
@@ -296,28 +295,39 @@ class Pilot:
         method: Method = "topk" if sparse.exchange == "topk" else "gtopk"
         return Compression(method=method, density=sparse.density_at(LAST_STEP))
 
-    def _tried(self, candidate: Candidate) -> Iterator[None]:
+    def _fastest(self, candidates: list[Candidate]) -> Generator[None, None, Candidate]:
+        trials = self.found.trials
+        for candidate in candidates:
+            step_s = yield from self._tried(candidate)
+            trials.append(Trial(candidate=candidate, rounds_s=(step_s,)))
+        for candidate in finalists(trials):
+            step_s = yield from self._tried(candidate)
+            place = candidates.index(candidate)
+            trials[place] = replace(trials[place], rounds_s=(*trials[place].rounds_s, step_s))
+        best = winner(trials)
+        self.found.step_s = best.step_s
+        return best.candidate
+
+    def _tried(self, candidate: Candidate) -> Generator[None, None, float]:
         require_fit(candidate.plan, self._parameters, self._group)
         self._adopt(candidate)
         for _ in range(SETTLING_STEPS):
             yield
-        times_s = []
-        for _ in range(self._options.trial_steps):
-            started_s = time.perf_counter()
-            yield
-            times_s.append(time.perf_counter() - started_s)
-        slowest_s = largest(self._group, times_s, device=self._device)
-        self.found.trials.append(Trial(candidate=candidate, step_s=median(slowest_s)))
+        return (yield from self._step_s(self._options.trial_steps))
 
-    def _best(self) -> Candidate:
-        fastest_s = min(trial.step_s for trial in self.found.trials)
-        close = [t for t in self.found.trials if t.step_s <= fastest_s * (1 + TRIAL_NOISE)]
-        return min(close, key=lambda trial: trial.candidate.predicted_s).candidate
+    def _step_s(self, steps: int) -> Generator[None, None, float]:
+        """The median of so many steps, each as long as on the slowest rank."""
+        times_s = []
+        for _ in range(steps):
+            started_s = self._now_s()
+            yield
+            times_s.append(self._now_s() - started_s)
+        return median(largest(self._group, times_s, device=self._device))
 
     def _settle(self, best: Candidate, trace: Trace, network: Network) -> None:
         self._adopt(best)
         self.found.plan = best.plan
-        self.found.predicted = simulate(trace, best.plan, network, workers=self._group.size())
+        self.found.predicted = self._predicted(best.plan, trace, network)
         self.found.stage = "settled"
         logger.info(
             "%d tensors in %d messages, planned by %s, predicted %.1f ms an iteration",
@@ -327,25 +337,27 @@ class Pilot:
             best.predicted_s * 1e3,
         )
 
+    def _predicted(self, plan: Plan, trace: Trace, network: Network) -> Timeline:
+        return simulate(trace, plan, network, workers=self._group.size())
+
     def _until_drift(self) -> Iterator[None]:
-        """Ends when steps take another time than they did when the plan was chosen."""
+        """Ends when the time of steps has drifted from what is predicted.
+
+        A prediction knows nothing of loading data and the like, so it is scaled by what steps took
+        over it when the plan was chosen: the same plan is then expected to take the same time.
+        Where that is unknown, the first steps tell.
+        """
         if self._options.replan_when is None:
             while True:
                 yield
         for _ in range(SETTLING_STEPS):
             yield
-        expected_s: float | None = None
         while True:
-            times_s = []
-            for _ in range(DRIFT_STEPS):
-                started_s = time.perf_counter()
-                yield
-                times_s.append(time.perf_counter() - started_s)
-            (now_s,) = largest(self._group, [median(times_s)], device=self._device)
-            expected_s = expected_s or now_s
+            now_s = yield from self._step_s(DRIFT_STEPS)
+            expected_s = self.found.step_s = self.found.step_s or now_s
             if abs(now_s / expected_s - 1) > self._options.replan_when:
                 logger.warning(
-                    "steps took %.1f ms and now take %.1f ms; planning again",
+                    "steps were expected to take %.1f ms and take %.1f ms; planning again",
                     expected_s * 1e3,
                     now_s * 1e3,
                 )

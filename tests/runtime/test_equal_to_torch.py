@@ -1,0 +1,145 @@
+"""The drop-in wrapper gives torch's results with other buckets."""
+
+import pytest
+import torch
+from small_training import (
+    MOST_STEPS,
+    NAMES,
+    QUICK,
+    TORCH_OPTIONS,
+    batch,
+    network,
+    on_two,
+    plan_of,
+    same_bits,
+    trained,
+)
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from gradweave.runtime.buckets import torch_bucket_bytes
+from gradweave.runtime.ddp import DistributedDataParallel
+
+
+def whole_course(group, options, accumulate):
+    ours = {**QUICK, **options}
+    return same_bits(group, ours, options, steps=10, until_settled=True, accumulate=accumulate)
+
+
+@pytest.mark.parametrize("options", TORCH_OPTIONS.values(), ids=TORCH_OPTIONS)
+@pytest.mark.filterwarnings("ignore:You passed find_unused_parameters")
+def test_two_ranks_train_bit_for_bit_as_with_torch_while_plans_change(tmp_path, options):
+    """Seconds: it records, calibrates, plans and tries."""
+    accumulate = 2 if options else 1
+    assert on_two(whole_course, options, accumulate, scratch=tmp_path) == [True, True]
+
+
+def with_plan(group, options, accumulate):
+    ours = {"plan": plan_of(2, 1, 2), **options}
+    return same_bits(group, ours, options, steps=8, accumulate=accumulate)
+
+
+@pytest.mark.parametrize("options", TORCH_OPTIONS.values(), ids=TORCH_OPTIONS)
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.filterwarnings("ignore:You passed find_unused_parameters")
+def test_a_given_plan_changes_no_bit(tmp_path, options, accumulate):
+    assert on_two(with_plan, options, accumulate, scratch=tmp_path) == [True, True]
+
+
+def buckets_seen(group, options, plan):
+    wrapped = DistributedDataParallel(network(), plan=plan, **options)
+    trained(wrapped, group.rank(), steps=12)  # torch reports a static graph's after ten
+    return torch_bucket_bytes(wrapped)
+
+
+@pytest.mark.parametrize("options", TORCH_OPTIONS.values(), ids=TORCH_OPTIONS)
+@pytest.mark.parametrize("lengths", [(2, 1, 2), (1, 1, 1, 1, 1), (5,), (4, 1)])
+def test_torch_makes_the_planned_buckets(tmp_path, options, lengths):
+    sizes = [40, 20, 180, 36, 216]
+    expected, first = [], 0
+    for length in lengths:
+        expected.append(sum(sizes[first : first + length]))
+        first += length
+    plan = plan_of(*lengths)
+    if options.get("find_unused_parameters"):
+        # Declaration order, turned round: within a layer the bias comes first here too.
+        assert list(reversed([n for n, _ in network().named_parameters()])) == NAMES
+    assert on_two(buckets_seen, options, plan, scratch=tmp_path) == [expected, expected]
+
+
+def three_ranks(group, ours):
+    wrapped = DistributedDataParallel(network(torch.float64), **ours)
+    steps, weights = trained(wrapped, group.rank(), steps=20)
+    _, expected = trained(TorchDDP(network(torch.float64)), group.rank(), steps=steps)
+    return max(float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True))
+
+
+@pytest.mark.parametrize("collective", ["native", "ring", "recursive-doubling", "parameter-server"])
+def test_other_orders_of_summation_differ_by_rounding_only(tmp_path, collective):
+    ours = {"plan": plan_of(2, 3, collective=collective), "collective": collective}
+    assert max(on_two(three_ranks, ours, scratch=tmp_path, world=3)) < 1e-13
+
+
+def on_a_narrow_wire(group, dtype):
+    """Two ranks whose sum would overflow float16."""
+    model = nn.Linear(1, 1, bias=False)
+    wrapped = DistributedDataParallel(model, wire_dtype=dtype, **QUICK)
+    wrapped(torch.full((1, 1), 40_001.0)).sum().backward()
+    return model.weight.grad.item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_narrow_wire_does_not_overflow(tmp_path, dtype):
+    half = torch.tensor(20_000.5).to(dtype)  # of each rank, as it travels
+    assert on_two(on_a_narrow_wire, dtype, scratch=tmp_path) == [(half + half).item()] * 2
+
+
+def frozen_for_a_while(group):
+    """As in the training of a GAN: in every second step the parameters are frozen."""
+    model = network()
+    wrapped = DistributedDataParallel(model, **QUICK)
+    steps = 0
+    while wrapped.findings().stage != "settled":
+        assert steps < MOST_STEPS
+        model.requires_grad_(steps % 2 == 0)
+        batch_ = batch(steps, group.rank()).requires_grad_()
+        wrapped(batch_).sum().backward()
+        steps += 1
+    model.requires_grad_()
+    for step in range(8):
+        model.zero_grad()
+        wrapped(batch(step, group.rank())).sum().backward()
+    return [p.grad.tolist() for p in model.parameters()]
+
+
+def test_parameters_frozen_for_a_while(tmp_path):
+    first, second = on_two(frozen_for_a_while, scratch=tmp_path)
+    assert first == second
+
+
+def mixed_precision(group):
+    """With GradScaler and autocast: a step with an infinite gradient is skipped on all ranks."""
+    model = network()
+    wrapped = DistributedDataParallel(model, plan=plan_of(2, 3))
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    skipped = []
+    for step in range(4):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = wrapped(batch(step, group.rank())).square().mean()
+        if step == 1 and group.rank() == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        skipped.append(
+            all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        )
+        before = [p.detach().clone() for p in model.parameters()]
+    return skipped
+
+
+def test_mixed_precision(tmp_path):
+    assert on_two(mixed_precision, scratch=tmp_path) == [[False, True, False, False]] * 2

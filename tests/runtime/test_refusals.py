@@ -1,0 +1,146 @@
+"""What cannot be planned stays with torch's buckets; what means nothing is refused in a line."""
+
+import logging
+
+import pytest
+import torch
+from small_training import batch, network, on_two, plan_of, trained
+from torch import nn
+
+from gradweave import FormatError, PlanMismatch, RequestError, files
+from gradweave.plan import Bucket, Plan
+from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave.sparse.settings import GTopK
+
+
+def falls_back(group, kind):
+    model = network()
+    if kind == "two dtypes":
+        model[0].double()
+        model[1] = nn.Sequential(nn.Tanh(), _ToFloat())
+    if kind == "sparse":
+        model.append(_WithEmbedding())
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("gradweave").addHandler(handler)
+    options = {"bucket_cap_mb_list": [1]} if kind == "caps" else {}
+    wrapped = DistributedDataParallel(model, **options)
+    for step in range(4):
+        wrapped(batch(step, group.rank()).to(model[0].weight.dtype)).sum().backward()
+    return records, wrapped.explain(), wrapped.plan
+
+
+class _WithEmbedding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(4, 2, sparse=True)
+
+    def forward(self, value):
+        return value + self.table(torch.tensor([1]))
+
+
+class _ToFloat(nn.Module):
+    def forward(self, value):
+        return value.float()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("two dtypes", "torch buckets each type and device by itself, and there are torch.float32"),
+        ("caps", "bucket_cap_mb_list is given"),
+        ("sparse", "sparse gradients travel by themselves"),
+    ],
+)
+def test_what_cannot_be_planned_stays_with_torchs_buckets(tmp_path, kind, why):
+    for warnings, explained, plan in on_two(falls_back, kind, scratch=tmp_path):
+        assert len(warnings) == 1
+        assert why in warnings[0]
+        assert why in explained
+        assert plan is None
+
+
+def alone(group):
+    wrapped = DistributedDataParallel(network())
+    trained(wrapped, 0, steps=3)
+    return wrapped.explain()
+
+
+def test_one_worker_needs_no_plan(tmp_path):
+    assert on_two(alone, scratch=tmp_path, world=1) == [
+        "torch's own buckets stay: one worker sends no messages."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"planner": "best"}, "no planner 'best'"),
+        ({"collective": "rign"}, "no collective 'rign'; there are auto, native, ring"),
+        ({"wire_dtype": torch.int8}, "wire_dtype must be torch.float16 or torch.bfloat16"),
+        ({"record_steps": 0}, "record_steps must be at least 1, got 0"),
+        ({"trial_steps": -1}, "trial_steps must be at least 0, got -1"),
+        ({"replan_when": float("nan")}, "replan_when must be positive, got nan"),
+        ({"replan_when": 0.0}, "replan_when must be positive, got 0"),
+        ({"bucket_cap_mb": 0}, "bucket caps must be positive numbers of MiB, got 0"),
+        ({"bucket_cap_mb_list": [1.0, float("nan")]}, "bucket caps must be positive .* got nan"),
+        ({"bucket_cap_mb_list": []}, "bucket_cap_mb_list must not be empty"),
+    ],
+)
+def test_options_that_mean_nothing(options, complaint):
+    """Found before torch is asked for anything, so no group is needed."""
+    with pytest.raises(RequestError, match=complaint):
+        DistributedDataParallel(network(), **options)
+
+
+def complaint_of(group, plans):
+    with pytest.raises((PlanMismatch, RequestError)) as caught:
+        trained(DistributedDataParallel(network(), plan=plans[group.rank()]), 0, steps=1)
+    return str(caught.value)
+
+
+def test_plans_that_differ_between_ranks(tmp_path):
+    expected = "ranks [1] have another plan than rank 0; give all ranks the same plan"
+    plans = [plan_of(2, 3), plan_of(1, 4)]
+    assert on_two(complaint_of, plans, scratch=tmp_path) == [expected] * 2
+
+
+def test_plans_of_another_model(tmp_path):
+    short = Plan(planner="made", buckets=plan_of(2, 3).buckets[:1])
+    long = Plan(
+        planner="made",
+        buckets=(*plan_of(2, 3).buckets, Bucket(tensors=("head",), collective="native")),
+    )
+    for plan, expected in (
+        (short, "3 parameters of the model are in no bucket, first '0.bias'"),
+        (long, "the plan has 1 tensors that the model has not, first 'head'"),
+    ):
+        for found in on_two(complaint_of, [plan] * 2, scratch=tmp_path):
+            assert found.startswith(expected)
+        (tmp_path / "rendezvous").unlink()
+
+
+def test_plan_files_that_are_not(tmp_path):
+    truncated = tmp_path / "plan.json"
+    truncated.write_text(files.dumps(plan_of(2, 3))[:-30])
+    for plan, expected in (
+        (truncated, "not complete JSON"),
+        (tmp_path / "none.json", "there is no file"),
+    ):
+        for found in on_two(reading_complaint, str(plan), scratch=tmp_path):
+            assert expected in found
+        (tmp_path / "rendezvous").unlink()
+
+
+def reading_complaint(group, plan):
+    with pytest.raises((FormatError, RequestError)) as caught:
+        DistributedDataParallel(network(), plan=plan)
+    return str(caught.value)
+
+
+def test_compression_goes_its_own_way():
+    with pytest.raises(RequestError, match="compression sends values and indices its own way"):
+        DistributedDataParallel(network(), compression=GTopK(), wire_dtype=torch.float16)
+    with pytest.raises(RequestError, match="density"):
+        GTopK(density=0.0)
