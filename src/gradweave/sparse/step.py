@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from gradweave.errors import RequestError
 from gradweave.sparse.exchange import Exchanged, find_exchange
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.residual import Carried, tensors
@@ -95,11 +96,23 @@ class Sparsifier:
         for carried in self._carried().values():
             carried.follow_scale(scale)
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's, after ``commit`` or ``rollback``."""
-        return {kind: carried.state_dict() for kind, carried in self._carried().items()}
+    def state_dict(self, *, taken: bool | None = None) -> dict[str, Any]:
+        """This rank's, after ``commit`` or ``rollback``.
+
+        Or, with ``taken``, as it will be when the open step is committed, or rolled back.
+        """
+        if taken:
+            taken = self.residuals.finite
+        return {kind: carried.state_dict(taken=taken) for kind, carried in self._carried().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Of a sparsifier with momentum where this one has it, and without where not."""
+        if ("velocities" in state) != (self.momentum is not None):
+            has, needs = ("no ", "") if self.momentum else ("", "no ")
+            raise RequestError(
+                f"the state has {has}velocities, and this needs {needs}momentum; set momentum as "
+                "where the state was saved"
+            )
         for kind, carried in self._carried().items():
             carried.load_state_dict(state[kind])
 
