@@ -44,6 +44,7 @@ class SparseTraining:
             selection=settings.selection,
             momentum=momentum,
             clip_norm=settings.clip_norm,
+            dense_below=settings.dense_below,
         )
         self.settings, self.group = settings, group
         self.step = 0  # that has begun last, from 1 on
