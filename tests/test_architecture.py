@@ -15,6 +15,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"bench"},
     {"report"},
+    {"hooks"},
     {"runtime"},
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},
@@ -31,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"words"},
     {"errors"},
 ]
-WITH_TORCH = {"bench", "comm", "measure", "runtime", "sparse", "workloads"}
+WITH_TORCH = {"bench", "comm", "hooks", "measure", "runtime", "sparse", "workloads"}
 PURE = set().union(*LAYERS) - WITH_TORCH
 
 

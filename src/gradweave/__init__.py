@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from gradweave.measure.backward import record_trace
     from gradweave.measure.network import calibrate
     from gradweave.runtime.ddp import DistributedDataParallel
+    from gradweave.sparse.settings import GTopK, TopK
 
 WITH_TORCH = {
     "DistributedDataParallel": "gradweave.runtime.ddp",
+    "GTopK": "gradweave.sparse.settings",
+    "TopK": "gradweave.sparse.settings",
     "calibrate": "gradweave.measure.network",
     "record_trace": "gradweave.measure.backward",
 }
@@ -46,6 +49,7 @@ __all__ = [
     "Curve",
     "DistributedDataParallel",
     "FormatError",
+    "GTopK",
     "GradweaveError",
     "LabError",
     "Level",
@@ -60,6 +64,7 @@ __all__ = [
     "Span",
     "Tensor",
     "Timeline",
+    "TopK",
     "Trace",
     "UnknownCost",
     "calibrate",
@@ -76,6 +81,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "hooks":
+        return import_module("gradweave.hooks")
     if name not in WITH_TORCH:
         raise AttributeError(f"module 'gradweave' has no attribute {name!r}")
     return getattr(import_module(WITH_TORCH[name]), name)

@@ -3,7 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,6 +101,13 @@ def write(path: str | os.PathLike[str], value: AnyValue) -> None:
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """The whole text or nothing: an interrupted write leaves what was there before."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A file to write to, which takes the place of ``path`` where the block ends well."""
     if not str(path) or "\0" in str(path):
         raise RequestError(f"{str(path)!r} is not a file; name one to write to, without null byte")
     target = Path(os.path.realpath(path))  # a link stays a link
@@ -107,7 +115,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         raise RequestError(f"{path} is not a file; name one to write to")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        yield partial
         if target.exists():
             partial.chmod(target.stat().st_mode & 0o7777)
         partial.replace(target)

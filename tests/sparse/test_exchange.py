@@ -379,8 +379,9 @@ def differing(group):
 def test_ranks_that_disagree_are_told_so():
     for complaint in on_threads(2, differing):
         assert complaint == (
-            "ranks disagree on what to exchange: rank 0 has topk, float32, 2 of 9 elements; rank 1 "
-            "has topk, float32, 3 of 9 elements; call it alike on every rank"
+            "ranks disagree on what to do: rank 0 has topk, float32, 2 of 9 elements; rank 1 has "
+            "topk, float32, 3 of 9 elements; call it alike, with the same topology and link, on "
+            "every rank"
         )
 
 

@@ -62,6 +62,73 @@ def test_applied_and_residuals_are_all_gradients(exchange, world):
     assert residuals.any() or world == 1
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("below", [2, 8, 31])
+def test_small_parameters_travel_whole(below, world):
+    """Nothing of them is left, also where nothing else is in their bucket, and nothing is lost."""
+    results = on_threads(world, trained, {"dense_below": below}, 5)
+    produced, applied, residuals = (torch.stack(kind) for kind in zip(*results, strict=True))
+    assert all(torch.equal(one, applied[0]) for one in applied)
+    assert torch.equal(applied[0] + residuals.sum(dim=0), produced.sum(dim=0))
+    whole = torch.cat([torch.full((numel,), numel < below) for numel in NUMEL.values()])
+    assert not residuals[:, whole].any()
+    assert torch.equal(applied[0][whole], produced.sum(dim=0)[whole])
+    assert residuals.any() or world == 1 or below == 31
+
+
+def with_momentum(group):
+    """The small one follows the optimizer's momentum, for nothing of it waits or is masked."""
+    sparse = sparsifier(group, momentum=MomentumCorrection(PARAMETERS, momentum=0.5), dense_below=8)
+    applied = []
+    for step in range(3):
+        gradient = gradient_of(group.rank(), step, ["a", "b"])
+        sparse.reduce(["a", "b"], gradient, density=1.0)
+        applied.append(gradient[NUMEL["a"] :].clone())
+        sparse.commit()
+    return applied
+
+
+def test_momentum_of_what_travels_whole():
+    velocity = torch.zeros(NUMEL["b"])
+    for step, first, second in zip(range(3), *on_threads(2, with_momentum), strict=True):
+        velocity = 0.5 * velocity + sum(gradient_of(rank, step, ["b"]) for rank in range(2))
+        assert torch.equal(first, velocity)
+        assert torch.equal(second, velocity)
+
+
+def not_finite_in(group, names, dtype, value, density):
+    """Rank 1's first element is not finite, or rank 0's sum with it is too large for the type."""
+    sparse = sparsifier(group, dense_below=8)
+    gradient = torch.zeros(sum(NUMEL[name] for name in names), dtype=dtype)
+    gradient[0] = value
+    if not torch.isfinite(gradient[0]) and group.rank() == 0:
+        gradient[0] = 0
+    done = sparse.reduce(names, gradient, density=density)
+    left = {name: sparse.residuals.value(name).any().item() for name in names}
+    return done.finite, gradient.isnan().all().item(), sparse.commit(), any(left.values())
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["b", "a"], ["b", "c"]])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(torch.float32, float("nan")), (torch.float32, float("inf")), (torch.float16, 60_000.0)],
+)
+def test_what_is_not_finite_is_seen_by_all_wherever_it_is(names, dtype, value):
+    expected = (False, True, False, False)
+    assert on_threads(2, not_finite_in, names, dtype, value, 0.1) == [expected] * 2
+
+
+def test_what_travels_whole_has_no_residuals_to_load():
+    def load(group):
+        sparse = sparsifier(group)
+        sparse.reduce(["b"], gradient_of(0, 0, ["b"]), density=0.2)
+        sparse.commit()
+        with pytest.raises(RequestError, match="residuals of 'b', which travels whole here; set"):
+            sparsifier(group, dense_below=8).load_state_dict(sparse.state_dict())
+
+    on_threads(1, load)
+
+
 @pytest.mark.parametrize("selection", ["torch-topk", "sampled", "gaussian"])
 def test_whatever_is_selected_nothing_is_lost(selection):
     results = on_threads(3, trained, {"selection": selection}, 4)

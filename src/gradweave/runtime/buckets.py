@@ -7,11 +7,21 @@ of declaration.
 
 from collections.abc import Mapping, Sequence
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradweave.errors import PlanMismatch
 from gradweave.plan import Plan
 from gradweave.words import MIB
+
+
+def planned_parameters(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
+    """Whose gradients travel."""
+    return {
+        name: parameter
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore
+    }
 
 
 def bucket_bytes(plan: Plan, bytes_of: Mapping[str, int]) -> list[int]:

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -25,21 +25,20 @@ from gradweave.runtime.buckets import (
     bucket_bytes,
     bucket_caps_mb,
     check_buckets,
+    planned_parameters,
     torch_bucket_bytes,
 )
 from gradweave.runtime.candidates import Candidate
 from gradweave.runtime.explain import explanation
 from gradweave.runtime.findings import Findings
 from gradweave.runtime.given import PlanSource, device_name, given_plan
-from gradweave.runtime.hooks import BucketSender, SparseSender, send_bucket
+from gradweave.runtime.hooks import BucketSender, send_bucket
 from gradweave.runtime.options import Options, check_caps, why_unplannable
 from gradweave.runtime.passes import Backward, batch_size
 from gradweave.runtime.pilot import Pilot
 from gradweave.runtime.swap import bucket_fields, swap_reducer
-from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.settings import Sparse
-from gradweave.sparse.step import Sparsifier
-from gradweave.sparse.warmup import MomentumCorrection
+from gradweave.sparse.training import SparseTraining
 from gradweave.timeline import Timeline
 from gradweave.words import MIB
 
@@ -105,12 +104,15 @@ class DistributedDataParallel(TorchDDP):
         self._options, self._make_group = options, make_group
         self._torch_cap_mb: float | None = torch_options.get("bucket_cap_mb")
         self._torch_buckets = bucket_fields(self)
-        self._planned = _planned_parameters(self)
-        self._grad_scaler = grad_scaler
-        self._sparse: SparseSender | None = None
+        self._planned = planned_parameters(self)
         self._sender: BucketSender | None = None
         self._thread: CommunicationThread | None = None
         self._message_group: dist.ProcessGroup | None = None
+        self._sparse: SparseTraining | None = None
+        if compression is not None:  # one for the wrapper's life: residuals stay with other buckets
+            self._sparse = SparseTraining(
+                compression, self._planned, self._own_group(), grad_scaler=grad_scaler
+            )
         self._backward = Backward()
         self._user_hook: tuple[object, Callable[..., Any]] | None = None
         self._recorder: SpanRecorder | None = None
@@ -170,6 +172,22 @@ class DistributedDataParallel(TorchDDP):
         if self._recorder is None:
             raise RequestError("nothing was noted; wrap the model with timeline=True")
         return aligned_timelines(self._recorder, self.process_group, self._clock_offset_s)
+
+    def sparse_state_dict(self) -> dict[str, Any]:
+        """Residuals, velocities and schedule position of this rank, after the optimizer's step.
+
+        ``gradweave.sparse.checkpoint`` keeps it in a folder.
+        """
+        return self._sparsified().state_dict()
+
+    def load_sparse_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Between two steps, on every rank."""
+        self._sparsified().load_state_dict(state)
+
+    def _sparsified(self) -> SparseTraining:
+        if self._sparse is None:
+            raise RequestError("nothing is sparsified; wrap the model with compression=GTopK()")
+        return self._sparse
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -237,11 +255,6 @@ class DistributedDataParallel(TorchDDP):
 
     def _begin_step(self, inputs: tuple[Any, ...]) -> None:
         self._step += 1
-        if self._sparse is not None:
-            if self._step > 1:
-                self._sparse.sparsifier.commit()
-            if self._grad_scaler is not None:
-                self._sparse.sparsifier.follow_scale(self._grad_scaler.get_scale())
         if self._pilot is not None:
             self._pilot.step(batch_size(inputs))
         if self._sender is not None:
@@ -321,8 +334,7 @@ class DistributedDataParallel(TorchDDP):
         named = self._options.collective
         if not collectives and named not in {"auto", "native"}:
             collectives = [named] * len(self._planned)
-        compression = self._options.compression
-        needs_thread = compression is not None or any(name != "native" for name in collectives)
+        needs_thread = self._sparse is not None or any(name != "native" for name in collectives)
         if not needs_thread and self._options.wire_dtype is None and self._recorder is None:
             self._sender = None
             return
@@ -332,27 +344,9 @@ class DistributedDataParallel(TorchDDP):
             thread=self._communication_thread() if needs_thread else None,
             wire_dtype=self._options.wire_dtype,
             recorder=self._recorder,
-            sparse=None if compression is None else self._sparse_sender(compression),
+            sparse=self._sparse,
         )
         super().register_comm_hook(self._sender, send_bucket)
-
-    def _sparse_sender(self, settings: Sparse) -> SparseSender:
-        """One for the wrapper's life: residuals stay when buckets change."""
-        if self._sparse is None:
-            momentum = None
-            if settings.momentum is not None:
-                momentum = MomentumCorrection(self._planned, momentum=settings.momentum)
-            sparsifier = Sparsifier(
-                Exchanger(self._own_group()),
-                self._planned,
-                exchange=settings.exchange,
-                selection=settings.selection,
-                momentum=momentum,
-                clip_norm=settings.clip_norm,
-            )
-            names = {parameter: name for name, parameter in self._planned.items()}
-            self._sparse = SparseSender(sparsifier, settings, names)
-        return self._sparse
 
     def _communication_thread(self) -> CommunicationThread:
         if self._thread is None:
@@ -368,11 +362,3 @@ def _named(torch_arguments: tuple[Any, ...]) -> dict[str, Any]:
     if len(torch_arguments) > len(names):
         raise TypeError(f"DistributedDataParallel takes at most {len(names) + 1} arguments")
     return dict(zip(names, torch_arguments, strict=False))
-
-
-def _planned_parameters(ddp: TorchDDP) -> dict[str, nn.Parameter]:
-    return {
-        name: parameter
-        for name, parameter in ddp.module.named_parameters()
-        if parameter.requires_grad and name not in ddp.parameters_to_ignore
-    }

@@ -4,7 +4,7 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,27 +15,9 @@ from torch import nn
 from gradweave.comm.worker import CommunicationThread
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
-from gradweave.sparse.settings import Sparse
-from gradweave.sparse.step import Sparsifier
+from gradweave.sparse.training import SparseTraining
 
 logger = logging.getLogger(__name__)
-
-
-class SparseSender:
-    """Sends only the largest gradients of a bucket, and keeps the rest."""
-
-    def __init__(
-        self, sparsifier: Sparsifier, settings: Sparse, names: Mapping[nn.Parameter, str]
-    ) -> None:
-        self.sparsifier, self.settings, self._names = sparsifier, settings, names
-
-    def average(self, message: torch.Tensor, parameters: list[nn.Parameter], step: int) -> None:
-        self.sparsifier.reduce(
-            [self._names[parameter] for parameter in parameters],
-            message,
-            density=self.settings.density_at(step - 1),
-            divide_by=self.sparsifier.exchanger.group.size(),
-        )
 
 
 class BucketSender:
@@ -49,7 +31,7 @@ class BucketSender:
         thread: CommunicationThread | None = None,
         wire_dtype: torch.dtype | None = None,
         recorder: SpanRecorder | None = None,
-        sparse: SparseSender | None = None,
+        sparse: SparseTraining | None = None,
     ) -> None:
         self.group, self.thread, self.sparse = group, thread, sparse
         self.wire_dtype, self.recorder = wire_dtype, recorder
@@ -67,7 +49,10 @@ class BucketSender:
         """Sum in place; a sparse one divides too."""
         if self.sparse is not None:
             assert self.thread is not None
-            task = partial(self.sparse.average, message, parameters, self.step)
+            if bucket == 0:  # not at a forward pass: ranks that have left a join() have none
+                self.sparse.begin_step()
+                self.step = self.sparse.step
+            task = partial(self.sparse.average, message, parameters)
             return self.thread.submit_task(task, message)
         collective = self.collective_of(bucket)
         if collective == "native":

@@ -1,5 +1,6 @@
 """Exchanges on a process group."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,22 @@ class Exchanger:
         self.group = group
         self._agreement = Agreement(group)
         self._calls = 0
+
+    def start_sum(self, message: torch.Tensor) -> Callable[[], None]:
+        """Begin to sum a flat tensor over the ranks, in place, by gloo; call the result to wait."""
+        kind = f"sum, {message.dtype}, {message.numel()} elements"
+        call = Call(self.group, "sum", kind, self._calls)
+        self._calls += 1
+        self._agreement.check(call, device=torch.device("cpu"))
+        work = self.group.allreduce([message])
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise call.failed("gloo's own all-reduce", error) from error
+
+        return wait
 
     def run(self, mine: SparseVector, *, exchange: str, k: int, numel: int) -> Exchanged:
         """Exchange at most k of ``numel`` elements; both must be the same on every rank."""

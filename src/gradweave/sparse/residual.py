@@ -63,12 +63,17 @@ class Carried:
         self._open.append(flat)
         return flat
 
+    @property
+    def finite(self) -> bool:
+        """Whether every bucket of the open step is."""
+        return all(flat.finite for flat in self._open)
+
     def commit(self) -> bool:
         """What is pending holds, in all buckets of the step. False: it was not finite.
 
         Then the step is rolled back: NaN or Inf never enters what is carried over.
         """
-        finite = all(flat.finite for flat in self._open)
+        finite = self.finite
         if finite:
             for flat in self._open:
                 flat.kept, flat.pending = flat.pending, flat.kept
@@ -92,18 +97,28 @@ class Carried:
                 flat.kept.mul_(scale / self._scale)
             self._scale = scale
 
-    def value(self, name: str) -> torch.Tensor:
-        """A view of what is kept for one parameter, or zeros."""
+    def value(self, name: str, *, pending: bool = False) -> torch.Tensor:
+        """A view of what is kept for one parameter, or zeros.
+
+        With ``pending``, where its bucket is open, of what will be kept after this step.
+        """
         if name not in self._flats:
             return self._likes[name].new_zeros(self._sizes[name])
         flat = self._flats[name]
+        is_open = any(flat is one for one in self._open)
         sizes = [self._sizes[other] for other in flat.names]
-        return list(torch.split(flat.kept, sizes))[flat.names.index(name)]
+        source = flat.pending if pending and is_open else flat.kept
+        return list(torch.split(source, sizes))[flat.names.index(name)]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain tensors and a number; commit or roll back first."""
-        self._require_settled()
-        values = {name: self.value(name).clone() for name in self._flats}
+    def state_dict(self, *, taken: bool | None = None) -> dict[str, Any]:
+        """Plain tensors and a number.
+
+        Of an open step somebody must say whether it will be committed (``taken``) or rolled back;
+        here it stays open.
+        """
+        if taken is None:
+            self._require_settled()
+        values = {name: self.value(name, pending=bool(taken)).clone() for name in self._flats}
         return {"scale": self._scale, "values": values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -153,17 +168,19 @@ def redistribute(
     Rank r takes over those of the old ranks r, r + ranks, r + 2 ranks, …; additional ranks start
     from zero. With ``mean``, for velocities, means over the ranks stay instead.
     """
+    return [share_of(states, rank, ranks, mean=mean) for rank in range(ranks)]
+
+
+def share_of(
+    states: Sequence[Mapping[str, Any]], rank: int, ranks: int, *, mean: bool = False
+) -> dict[str, Any]:
+    """What ``redistribute`` gives to one of the ranks."""
     scales = {state["scale"] for state in states}
     if len(scales) != 1:
         raise RequestError(f"states of one step have one loss scale, got {sorted(scales)}")
     factor = ranks / len(states) if mean else 1.0
-    return [
-        {
-            "scale": states[0]["scale"],
-            "values": _sums([state["values"] for state in states[rank::ranks]], factor),
-        }
-        for rank in range(ranks)
-    ]
+    values = _sums([state["values"] for state in states[rank::ranks]], factor)
+    return {"scale": states[0]["scale"], "values": values}
 
 
 def carried_type(gradient: torch.dtype) -> torch.dtype:

@@ -16,6 +16,7 @@ class Sparse:
     ``selection``   how the largest are found (default: exactly).
     ``momentum``    corrected momentum before selection; the optimizer's own must be 0 then.
     ``clip_norm``   clip each rank's gradient before selection.
+    ``dense_below`` parameters with fewer elements travel whole, such as bias and normalisation.
     ``whole_model`` select over all parameters at once, as the paper does, instead of per bucket.
     """
 
@@ -24,6 +25,7 @@ class Sparse:
     selection: str | None = None
     momentum: float | None = None
     clip_norm: float | None = None
+    dense_below: int = 0
     whole_model: bool = False
 
     def __post_init__(self) -> None:
@@ -32,6 +34,10 @@ class Sparse:
             Densities(warmup=(), final=self.density)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise RequestError(f"clip_norm must be positive, got {self.clip_norm}")
+        if not self.dense_below >= 0:
+            raise RequestError(
+                f"dense_below must be a number of elements, 0 or more, got {self.dense_below}"
+            )
 
     def density_at(self, step: int) -> float:
         return self.density.at(step) if isinstance(self.density, Densities) else self.density

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
+from gradweave.errors import RequestError
 from gradweave.sparse.exchange import Exchanged, find_exchange
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.residual import Carried, tensors
 from gradweave.sparse.select import default_selection, select
-from gradweave.sparse.vectors import elements_kept, part_by
+from gradweave.sparse.vectors import SparseVector, elements_kept, like, part_by
 from gradweave.sparse.warmup import MomentumCorrection, clip_local_norm
+from gradweave.sparse.whole import places_below, put_back, take_out
 
 
 class Sparsifier:
@@ -19,6 +21,8 @@ class Sparsifier:
     For every step, on every rank: ``reduce`` for each bucket in the same order, then either
     ``commit``, before the next step's first bucket, or ``rollback`` if the optimizer has skipped
     the step. ``reduce`` blocks until the exchange is over and releases the GIL where it takes long.
+
+    Parameters with fewer than ``dense_below`` elements travel whole; nothing of them is left.
 
     What is applied, over all steps, and all residuals together are the sum of all gradients (or
     velocities, with ``momentum``), before division.
@@ -33,10 +37,13 @@ class Sparsifier:
         selection: str | None = None,
         momentum: MomentumCorrection | None = None,
         clip_norm: float | None = None,
+        dense_below: int = 0,
     ) -> None:
         find_exchange(exchange)
         self.exchanger, self.exchange, self.selection = exchanger, exchange, selection
         self.momentum, self.clip_norm = momentum, clip_norm
+        self.dense_below = dense_below
+        self._elements = {name: parameter.numel() for name, parameter in parameters.items()}
         self.residuals = Carried(parameters)
 
     @torch.no_grad()
@@ -50,30 +57,38 @@ class Sparsifier:
     ) -> Exchanged:
         """In place: a flat bucket of these parameters becomes what is applied, zero elsewhere.
 
-        Where the gradient of any rank has NaN or Inf, it becomes NaN on all of them, so that
-        GradScaler skips the step everywhere.
+        Where the gradient of any rank has NaN or Inf, or what is applied is too large for its type,
+        it becomes NaN on all of them, so that GradScaler skips the step everywhere.
         """
-        k = elements_kept(gradient.numel(), density)
+        places = places_below((self._elements.get(name, 0) for name in names), self.dense_below)
+        numel = gradient.numel() - sum(place.stop - place.start for place in places)
+        k = elements_kept(numel, density)
         if self.clip_norm is not None:
             clip_local_norm(gradient, limit=self.clip_norm, ranks=self.exchanger.group.size())
         velocity = self.momentum.begin(names, gradient) if self.momentum else None
         residual = self.residuals.begin(names)
-        selected = select(
-            residual,
-            velocity.pending if velocity else gradient,
-            k=k,
-            method=self.selection or default_selection(gradient.device),
+        candidates = velocity.pending if velocity else gradient
+        own = take_out(candidates, places)
+        # The small ones travel while the others are selected from: zeros in their place are not.
+        summed = own.clone()
+        wait_for_sum = self.exchanger.start_sum(summed) if places else None
+        method = self.selection or default_selection(gradient.device)
+        selected = select(residual, candidates, k=k, method=method)
+        done = Exchanged(selected, like(selected))
+        if k:
+            done = self.exchanger.run(selected, exchange=self.exchange, k=k, numel=gradient.numel())
+        if wait_for_sum:
+            wait_for_sum()
+        residual.finite = done.finite and write(
+            done.applied, summed, places, gradient, divide_by=divide_by
         )
-        done = self.exchanger.run(selected, exchange=self.exchange, k=k, numel=gradient.numel())
-        residual.finite = done.finite
-        if not done.finite:
+        if not residual.finite:
             gradient.fill_(torch.nan)
-            return done
+            return Exchanged(like(selected, finite=False), like(selected))
         residual.give_back(done.returned)
         if self.momentum and velocity:
-            own = part_by(selected, done.applied.indices).inside
-            self.momentum.applied(velocity, own.indices)
-        write(done, gradient, divide_by=divide_by)
+            self.momentum.applied(velocity, part_by(selected, done.applied.indices).inside.indices)
+            put_back(own, velocity.pending, places)
         return done
 
     def commit(self) -> bool:
@@ -95,11 +110,29 @@ class Sparsifier:
         for carried in self._carried().values():
             carried.follow_scale(scale)
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's, after ``commit`` or ``rollback``."""
-        return {kind: carried.state_dict() for kind, carried in self._carried().items()}
+    def state_dict(self, *, taken: bool | None = None) -> dict[str, Any]:
+        """This rank's, after ``commit`` or ``rollback``.
+
+        Or, with ``taken``, as it will be when the open step is committed, or rolled back.
+        """
+        if taken:
+            taken = self.residuals.finite
+        return {kind: carried.state_dict(taken=taken) for kind, carried in self._carried().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Of a sparsifier with momentum where this one has it, and without where not."""
+        if ("velocities" in state) != (self.momentum is not None):
+            has, needs = ("no ", "") if self.momentum else ("", "no ")
+            raise RequestError(
+                f"the state has {has}velocities, and this needs {needs}momentum; set momentum as "
+                "where the state was saved"
+            )
+        for name, value in state["residuals"]["values"].items():
+            if self._elements.get(name, self.dense_below) < self.dense_below and value.any():
+                raise RequestError(
+                    f"the state has residuals of {name!r}, which travels whole here; set "
+                    "dense_below as where the state was saved"
+                )
         for kind, carried in self._carried().items():
             carried.load_state_dict(state[kind])
 
@@ -108,8 +141,18 @@ class Sparsifier:
         return {"residuals": self.residuals, **velocities}
 
 
-def write(done: Exchanged, gradient: torch.Tensor, *, divide_by: float) -> None:
-    """What is applied, into a flat bucket; zeros elsewhere."""
-    indices, values = tensors(done.applied, gradient.device)
+def write(
+    applied: SparseVector,
+    summed: torch.Tensor,
+    places: Sequence[slice],
+    gradient: torch.Tensor,
+    *,
+    divide_by: float,
+) -> bool:
+    """What is applied, into a flat bucket; zeros elsewhere. False: it is too large for its type."""
+    indices, values = tensors(applied, gradient.device)
+    values, summed = ((one / divide_by).to(gradient.dtype) for one in (values, summed))
     gradient.zero_()
-    gradient[indices] = (values / divide_by).to(gradient.dtype)
+    gradient[indices] = values
+    put_back(summed, gradient, places)
+    return bool(torch.isfinite(values).all() and torch.isfinite(summed).all())

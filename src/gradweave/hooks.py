@@ -1,0 +1,90 @@
+"""Communication hooks for torch's own DistributedDataParallel.
+
+    state = SparseState(ddp, GTopK(density=0.001))
+    ddp.register_comm_hook(state, gtopk)
+
+No ``from __future__ import annotations`` here: torch looks at a hook's annotations.
+"""
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from gradweave.comm import Communicator
+from gradweave.comm.communicator import same_ranks
+from gradweave.comm.worker import CommunicationThread
+from gradweave.errors import RequestError
+from gradweave.runtime.buckets import planned_parameters
+from gradweave.runtime.hooks import BucketSender, send_bucket
+from gradweave.sparse.settings import GTopK, Sparse, TopK
+from gradweave.sparse.training import SparseTraining
+
+__all__ = ["SparseState", "gtopk", "topk"]
+
+
+class SparseState:
+    """What a hook carries over from step to step; made on every rank, one for each wrapper.
+
+    ``grad_scaler``  whose scale the residuals follow.
+    ``group``        a gloo group of the same ranks that nothing else uses (default: a new one).
+
+    A step is settled when the first bucket of the next one comes.
+    """
+
+    def __init__(
+        self,
+        ddp: TorchDDP,
+        settings: Sparse,
+        *,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        group = group or same_ranks(ddp.process_group)
+        self.settings = settings
+        # Not the wrapper itself, which has this state: it must die before its process group.
+        self._training = SparseTraining(
+            settings, planned_parameters(ddp), group, grad_scaler=grad_scaler
+        )
+        thread = CommunicationThread(Communicator(group))
+        weakref.finalize(self, thread.close).atexit = False
+        self.sender = BucketSender(group, thread=thread, sparse=self._training)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's, after the optimizer's step; ``gradweave.sparse.checkpoint`` keeps it."""
+        return self._training.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Between two steps, on every rank."""
+        self._training.load_state_dict(state)
+
+
+def gtopk(
+    state: SparseState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """The k largest of the sums over all ranks."""
+    return _send(state, bucket, GTopK)
+
+
+def topk(
+    state: SparseState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Each rank's k largest."""
+    return _send(state, bucket, TopK)
+
+
+def _send(
+    state: SparseState, bucket: Any, kind: type[Sparse]
+) -> torch.futures.Future[torch.Tensor]:
+    if not isinstance(state.settings, kind):
+        raise RequestError(
+            f"this hook wants a state with {kind.__name__}(…), got {type(state.settings).__name__}"
+        )
+    if state.sender.failure is not None:  # of an earlier step: torch did not say so clearly
+        raise state.sender.failure
+    return send_bucket(state.sender, bucket)

@@ -1,0 +1,140 @@
+"""Our hooks on torch's own wrapper: the same weights as with ours, bit for bit."""
+
+import pytest
+import torch
+from ranks import on_processes
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradweave
+from gradweave import RequestError, hooks
+from gradweave.plan import Bucket, Plan
+from gradweave.runtime.buckets import bucket_caps_mb
+from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave.sparse import checkpoint
+from gradweave.sparse.settings import GTopK, TopK
+from gradweave.sparse.warmup import Densities
+
+WARMUP = Densities(warmup=(0.9, 0.3), final=0.1, steps_each=2)
+NAMES = ["2.bias", "2.weight", "0.bias", "0.weight"]
+TWO_BUCKETS = Plan(
+    planner="made",
+    buckets=tuple(Bucket(tensors=tuple(n), collective="native") for n in (NAMES[:1], NAMES[1:])),
+)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+
+
+def take_step(wrapped, optimizer, step, rank, accumulate=1):
+    optimizer.zero_grad()
+    torch.manual_seed(1000 * step + rank)
+    for _ in range(accumulate - 1):
+        with wrapped.no_sync():
+            wrapped(torch.randn(4, 6)).square().mean().backward()
+    wrapped(torch.randn(4, 6)).square().mean().backward()
+    optimizer.step()
+
+
+def stock(settings, hook=hooks.gtopk):
+    """torch's wrapper with the planned buckets."""
+    model = network()
+    bytes_of = {name: parameter.nbytes for name, parameter in model.named_parameters()}
+    caps = bucket_caps_mb(TWO_BUCKETS, bytes_of)
+    ddp = TorchDDP(model, bucket_cap_mb_list=caps)
+    state = hooks.SparseState(ddp, settings)
+    ddp.register_comm_hook(state, hook)
+    return ddp, state, torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def compared(group, kind, accumulate):
+    """Nine steps, through torch's change of buckets after the first and the end of the warm-up."""
+    settings = kind(density=WARMUP, momentum=0.9)
+    ddp, state, optimizer = stock(settings, hooks.gtopk if kind is GTopK else hooks.topk)
+    ours = DistributedDataParallel(network(), plan=TWO_BUCKETS, compression=settings)
+    our_optimizer = torch.optim.SGD(ours.parameters(), lr=0.05)
+    for step in range(9):
+        take_step(ddp, optimizer, step, group.rank(), accumulate)
+        take_step(ours, our_optimizer, step, group.rank(), accumulate)
+    residuals, our_residuals = (
+        one["residuals"]["values"] for one in (state.state_dict(), ours.sparse_state_dict())
+    )
+    assert any(value.any() for value in residuals.values())
+    pairs = [*zip(ddp.parameters(), ours.parameters(), strict=True)]
+    pairs += [(residuals[name], our_residuals[name]) for name in NAMES]
+    return [torch.equal(*pair) for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("world", "kind", "accumulate"), [(2, GTopK, 1), (3, GTopK, 2), (2, TopK, 2)]
+)
+def test_the_same_bits_as_with_our_wrapper(tmp_path, world, kind, accumulate):
+    assert on_processes(world, compared, kind, accumulate, scratch=tmp_path) == [[True] * 8] * world
+
+
+def resumed(group, folder):
+    """In the middle, everything but the weights goes through files; one bucket, as torch makes."""
+    ends = []
+    for stop in (None, 3):
+        model = network()
+        ddp = TorchDDP(model)
+        state = hooks.SparseState(ddp, GTopK(density=WARMUP))
+        ddp.register_comm_hook(state, hooks.gtopk)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(6):
+            if step == stop:
+                checkpoint.save(state.state_dict(), folder)
+                ddp = TorchDDP(model)
+                state = hooks.SparseState(ddp, GTopK(density=WARMUP))
+                state.load_state_dict(checkpoint.load(folder, rank=group.rank(), ranks=2))
+                ddp.register_comm_hook(state, hooks.gtopk)
+            take_step(ddp, optimizer, step, group.rank())
+        ends.append([*model.parameters()])
+    return [torch.equal(one, other) for one, other in zip(*ends, strict=True)]
+
+
+def test_resuming(tmp_path):
+    assert on_processes(2, resumed, tmp_path / "states", scratch=tmp_path) == [[True] * 4] * 2
+
+
+def dies(group):
+    """The state must not keep the wrapper alive, and leaves no thread behind."""
+    ddp, state, optimizer = stock(GTopK(density=0.1))
+    take_step(ddp, optimizer, 0, group.rank())
+    thread = state.sender.thread
+    del ddp, state, optimizer
+    return thread._thread.is_alive()
+
+
+def test_a_state_ends_with_its_wrapper(tmp_path):
+    assert on_processes(2, dies, scratch=tmp_path) == [False, False]
+
+
+def misused(group):
+    found = []
+    ddp, _, optimizer = stock(TopK(), hooks.gtopk)
+    other, state, _ = stock(GTopK())
+    foreign = TorchDDP(network())
+    foreign.register_comm_hook(state, hooks.gtopk)
+    with pytest.raises(RequestError) as caught:
+        take_step(ddp, optimizer, 0, group.rank())
+    found.append(str(caught.value))
+    for _ in range(2):
+        with pytest.raises(Exception) as caught:
+            foreign(torch.ones(1, 6)).sum().backward()
+    found.append(str(caught.value))
+    with pytest.raises(RuntimeError, match="register_comm_hook or register_builtin"):
+        other.register_comm_hook(state, hooks.gtopk)
+    return found
+
+
+def test_misuse(tmp_path):
+    for wrong_hook, wrong_model in on_processes(2, misused, scratch=tmp_path):
+        assert wrong_hook == "this hook wants a state with GTopK(…), got TopK"
+        assert "a gradient of another model than the one this was made for" in wrong_model
+
+
+def test_hooks_are_found_without_an_import_of_their_own():
+    assert gradweave.hooks.gtopk is hooks.gtopk
