@@ -1,4 +1,4 @@
-"""Training a real model on real data on an emulated cluster, under torch's wrapper and ours."""
+"""Training a real model on real images on an emulated cluster, under one runtime after another."""
 
 from collections.abc import Callable
 
@@ -11,6 +11,9 @@ from gradweave.results import LossSeries
 
 
 class RealQuestion(Struct, frozen=True, kw_only=True):
+    """All runtimes take the same steps; "gradweave" takes more where its plan is not settled."""
+
+    runtimes: tuple[str, ...]
     model: str  # a name of gradweave.workloads.models
     least_steps: int
     batch_size: int  # of each worker
@@ -18,31 +21,23 @@ class RealQuestion(Struct, frozen=True, kw_only=True):
 
 
 class RealAnswer(Struct, frozen=True, kw_only=True):
-    """A step was taken, or the training is over."""
+    """A step was taken, or one runtime's training is over."""
 
-    outcome: "RealOutcome | None" = None
-
-
-class RealOutcome(Struct, frozen=True, kw_only=True):
-    """Losses are means over the ranks."""
-
-    torchs: LossSeries
-    ours: LossSeries
-    explained: str
+    series: LossSeries | None = None
 
 
 def train_for_real(
     cluster: Cluster, question: RealQuestion, *, advance: Callable[[], None] = lambda: None
-) -> RealOutcome:
-    """Both take the same steps on the same data; ours until its plan is settled at least."""
-    found: list[RealOutcome] = []
+) -> dict[str, LossSeries]:
+    """Losses, as means over the ranks, by runtime."""
+    found: list[LossSeries] = []
 
     def take(text: str) -> None:
-        outcome = msgspec.json.decode(text, type=RealAnswer).outcome
-        if outcome is None:
+        series = msgspec.json.decode(text, type=RealAnswer).series
+        if series is None:
             advance()
         else:
-            found.append(outcome)
+            found.append(series)
 
     ask(cluster, "gradweave.bench.real_training_job", question, on_answer=take)
-    return found[0]
+    return {series.label: series for series in found}

@@ -1,96 +1,125 @@
 """What each rank of a real training runs: ``python -m …real_training_job FILE``."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.bench.jobs import answer, asked
 from gradweave.bench.ranks import default_group
-from gradweave.bench.real_training import RealAnswer, RealOutcome, RealQuestion
+from gradweave.bench.real_training import RealAnswer, RealQuestion
+from gradweave.bench.training import BSP, OURS, SHARDED, TORCH
+from gradweave.errors import RequestError
 from gradweave.results import LossSeries
+from gradweave.runtime.bsp import LOOPS
 from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.workloads.datasets import Batches, fashion_mnist_subset
+from gradweave.runtime.sharded import ShardedDataParallel
+from gradweave.words import parse_spec
+from gradweave.workloads.datasets import Batches, Images, fashion_mnist_subset
 from gradweave.workloads.models import MODELS
 
 # Few, for people wait.
 RECORD_STEPS = TRIAL_STEPS = 2
 
+ComputeLoss = Callable[[nn.Module], torch.Tensor]
+Step = Callable[[ComputeLoss], torch.Tensor]
 
-class Training:
-    """The same model, data and steps, whoever wraps the model."""
 
-    def __init__(self, question: RealQuestion, group: dist.ProcessGroup) -> None:
-        self._question, self._group = question, group
-        self._images = fashion_mnist_subset(train=True)
-        self._batches = Batches(
-            examples=len(self._images),
-            batch_size=question.batch_size,
-            world=group.size(),
-            rank=group.rank(),
-        )
+@contextmanager
+def training(
+    runtime: str, question: RealQuestion, group: dist.ProcessGroup
+) -> Iterator[tuple[Step, Callable[[], bool]]]:
+    """One step of it, and whether it may end."""
+    torch.manual_seed(0)
+    model = MODELS[question.model]()
 
-    def model(self) -> torch.nn.Module:
-        torch.manual_seed(0)
-        return MODELS[self._question.model]()
+    def optimizer_of(module: nn.Module) -> torch.optim.SGD:
+        return torch.optim.SGD(module.parameters(), lr=question.learning_rate, momentum=0.9)
 
-    def run(self, label: str, wrapped: TorchDDP, is_over: Callable[[int], bool]) -> LossSeries:
-        """The loss of each step, as mean over the ranks."""
-        optimizer = torch.optim.SGD(
-            wrapped.parameters(), lr=self._question.learning_rate, momentum=0.9
-        )
-        losses: list[float] = []
-        wall_s: list[float] = []
-        started_s = time.perf_counter()
-        while not is_over(len(losses)):
-            batch = self._images.take(self._batches.indices(len(losses)))
+    def step_of(wrapped: nn.Module) -> Step:
+        optimizer = optimizer_of(wrapped)
+
+        def step(compute_loss: ComputeLoss) -> torch.Tensor:
             optimizer.zero_grad()
-            loss = cross_entropy(wrapped(batch.normalised()), batch.labels)
+            loss = compute_loss(wrapped)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            losses.append(loss.item())
-            wall_s.append(time.perf_counter() - started_s)
-            if self._group.rank() == 0:
-                answer(RealAnswer())
-        means = torch.tensor(losses, dtype=torch.float64)
-        self._group.allreduce([means]).wait()
-        return LossSeries(
-            label=label,
-            steps=tuple(range(len(losses))),
-            losses=tuple((means / self._group.size()).tolist()),
-            wall_s=tuple(wall_s),
+            return loss.detach()
+
+        return step
+
+    name, collective = parse_spec(runtime)
+    if runtime == TORCH:
+        yield step_of(TorchDDP(model, process_group=group)), lambda: True
+    elif runtime == OURS:
+        ours = DistributedDataParallel(
+            model, process_group=group, record_steps=RECORD_STEPS, trial_steps=TRIAL_STEPS
         )
+        yield step_of(ours), lambda: ours.findings().stage == "settled"
+    elif runtime == SHARDED:
+        yield step_of(ShardedDataParallel(model, process_group=group)), lambda: True
+    elif name in BSP:
+        by = collective or "linear-pipeline"
+        loop = LOOPS[name](model, optimizer_of(model), collective=by, group=group)
+        yield lambda compute_loss: loop.step(lambda: compute_loss(model)), lambda: True
+        loop.close()
+    else:
+        raise RequestError(f"no runtime {runtime!r} for real training")
 
 
-def trained(question: RealQuestion, group: dist.ProcessGroup) -> RealOutcome:
-    training = Training(question, group)
-    ours = DistributedDataParallel(
-        training.model(),
-        process_group=group,
-        record_steps=RECORD_STEPS,
-        trial_steps=TRIAL_STEPS,
+def losses(
+    runtime: str,
+    question: RealQuestion,
+    group: dist.ProcessGroup,
+    *,
+    images: Images,
+    least_steps: int,
+) -> LossSeries:
+    order = Batches(
+        examples=len(images),
+        batch_size=question.batch_size,
+        world=group.size(),
+        rank=group.rank(),
     )
-    with_ours = training.run(
-        "Gradweave's wrapper",
-        ours,
-        lambda steps: steps >= question.least_steps and ours.findings().stage == "settled",
+    found: list[float] = []
+    wall_s: list[float] = []
+    with training(runtime, question, group) as (step, may_end):
+        group.barrier().wait()
+        started_s = time.perf_counter()
+        while len(found) < least_steps or not may_end():
+            batch = images.take(order.indices(len(found)))
+            loss = step(lambda model: cross_entropy(model(batch.normalised()), batch.labels))  # noqa: B023
+            found.append(float(loss))
+            wall_s.append(time.perf_counter() - started_s)
+            if group.rank() == 0:
+                answer(RealAnswer())
+    means = torch.tensor(found, dtype=torch.float64)
+    group.allreduce([means]).wait()
+    return LossSeries(
+        label=runtime,
+        steps=tuple(range(len(found))),
+        losses=tuple((means / group.size()).tolist()),
+        wall_s=tuple(wall_s),
     )
-    stock = TorchDDP(training.model(), process_group=group)
-    with_torchs = training.run(
-        "torch's wrapper", stock, lambda steps: steps >= len(with_ours.steps)
-    )
-    return RealOutcome(torchs=with_torchs, ours=with_ours, explained=ours.explain())
 
 
 def main() -> None:
     question = asked(RealQuestion)
+    # Whoever needs most steps comes first, so that the others take as many.
+    in_order = sorted(question.runtimes, key=lambda runtime: runtime != OURS)
+    images = fashion_mnist_subset(train=True)
+    steps = question.least_steps
     with default_group() as group:
-        found = trained(question, group)
-        if group.rank() == 0:
-            answer(RealAnswer(outcome=found))
+        for runtime in in_order:
+            series = losses(runtime, question, group, images=images, least_steps=steps)
+            steps = len(series.steps)
+            if group.rank() == 0:
+                answer(RealAnswer(series=series))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from gradweave.words import MIB, ReplayMode, parse_spec
 JOB = "gradweave.bench.training_job"
 
 TORCH, TUNED, OURS, COMPUTE = "torch-ddp", "torch-ddp-tuned", "gradweave", "compute"
+SHARDED = "sharded"
+BSP = ("bsp-reduce-broadcast", "bsp-allreduce", "bsp-overlap")
 
 # What a patient user would try for `bucket_cap_mb`.
 SWEPT_MB = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 35, 50, 75, 100, 150, 200)

@@ -4,20 +4,22 @@ About three minutes on two cores, without root. It ends with a table and a page 
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from gradweave import files
 from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave.bench.real_training import RealOutcome, RealQuestion, train_for_real
+from gradweave.bench.real_training import RealQuestion, train_for_real
 from gradweave.bench.training import Settings, steps, train_on_cluster
 from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
 from gradweave.errors import LabError
 from gradweave.lab import Cluster, ClusterSpec
 from gradweave.network import Network
 from gradweave.presets import load_trace
-from gradweave.results import Losses, Result
+from gradweave.results import Losses, LossSeries, Result
 from gradweave.runs import RunFolder
 from gradweave.words import MIB
 
@@ -25,7 +27,14 @@ Say = Callable[[str], None]
 
 SPEC = ClusterSpec(nodes=4, rate="1gbit")
 
-REAL = RealQuestion(model="small-cnn", least_steps=120, batch_size=16, learning_rate=0.02)
+LABELS = {"torch-ddp": "torch's wrapper", "gradweave": "Gradweave's wrapper"}
+REAL = RealQuestion(
+    runtimes=tuple(LABELS),
+    model="small-cnn",
+    least_steps=120,
+    batch_size=16,
+    learning_rate=0.02,
+)
 
 # An eighth of the parameters at times of a modern accelerator: what training feels like on slow
 # Ethernet, in a third of a second.
@@ -66,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
             say(f"   {name:10} {meaning}")
         say("")
         results = _replay(cluster, folder / "resnet50")
-    losses = Losses(series=(real.torchs, real.ours))
+    losses = Losses(series=tuple(replace(real[name], label=text) for name, text in LABELS.items()))
     files.write(folder / "resnet50" / "losses.json", losses)
     report = _report(folder)
     if options.json:
@@ -94,8 +103,8 @@ def _cluster(say: Say) -> Cluster:
     return Cluster(SPEC)
 
 
-def _show_losses(real: RealOutcome, say: Say) -> None:
-    pairs = list(zip(real.torchs.losses, real.ours.losses, strict=True))
+def _show_losses(real: Mapping[str, LossSeries], say: Say) -> None:
+    pairs = list(zip(*(real[runtime].losses for runtime in REAL.runtimes), strict=True))
     shown = [0, len(pairs) // 4, len(pairs) // 2, len(pairs) - 1]
     say("   step   loss with torch's wrapper   with Gradweave's")
     for step in shown:

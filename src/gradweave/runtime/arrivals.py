@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from gradweave.runtime.passes import tensors_in
 
-Wait = Callable[[], None]
+
+class Awaited(Protocol):
+    """Something that is on its way."""
+
+    def wait(self) -> object:
+        """Return when it is there, or raise."""
 
 
 class Arrivals:
@@ -23,7 +28,7 @@ class Arrivals:
 
     def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
         self._model = model
-        self._expected: dict[nn.Parameter, Wait] = {}
+        self._expected: dict[nn.Parameter, Awaited] = {}
         self._all = set(parameters)
         self._read_by: dict[nn.Module, set[nn.Parameter]] = {
             module: self._all.intersection(module.parameters(recurse=False))
@@ -31,12 +36,15 @@ class Arrivals:
         }
         self._was_noted = False
         self._called: list[nn.Module] | None = None  # while readings are noted
-        for module in model.modules():
-            module.register_forward_pre_hook(self._before)
+        self._handles = [m.register_forward_pre_hook(self._before) for m in model.modules()]
 
-    def expect(self, parameters: Iterable[nn.Parameter], wait: Wait) -> None:
-        """``wait`` returns when they are there, or raises."""
-        self._expected.update(dict.fromkeys(parameters, wait))
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def expect(self, parameters: Iterable[nn.Parameter], awaited: Awaited) -> None:
+        """Until it is there, they must not be read."""
+        self._expected.update(dict.fromkeys(parameters, awaited))
 
     def wait_for_all(self) -> None:
         self._wait_for(list(self._expected))
@@ -69,9 +77,8 @@ class Arrivals:
             self._called.append(module)
 
     def _wait_for(self, parameters: Iterable[nn.Parameter]) -> None:
-        waits = {self._expected.pop(p): None for p in parameters if p in self._expected}
-        for wait in waits:
-            wait()
+        for awaited in {self._expected.pop(p): None for p in parameters if p in self._expected}:
+            awaited.wait()
 
 
 class _Readings(TorchFunctionMode):

@@ -9,11 +9,8 @@
 Gradients are means over the ranks. Buffers, such as running means, stay each rank's own.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -31,18 +28,6 @@ from gradweave.runtime.flat import FlatBucket, buckets_by_module, buckets_up_to,
 from gradweave.words import Operation
 
 ROOT = 0
-
-
-@dataclass(slots=True)
-class Profile:
-    """Where the time of one iteration went on this rank; hidden communication is not in it."""
-
-    compute_s: float = 0.0
-    communication_s: float = 0.0
-
-    @property
-    def communication_share(self) -> float:
-        return self.communication_s / (self.compute_s + self.communication_s)
 
 
 class BspLoop:
@@ -65,7 +50,6 @@ class BspLoop:
     ) -> None:
         self.model, self.optimizer, self.collective = model, optimizer, collective
         self.group = group or world_group()
-        self.profile = Profile()
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not parameters:
             raise RequestError("the model has no parameter that requires a gradient")
@@ -83,13 +67,9 @@ class BspLoop:
 
     def step(self, compute_loss: Callable[[], torch.Tensor]) -> torch.Tensor:
         """One iteration; the loss is this rank's."""
-        began_s = time.perf_counter()
-        self.profile = Profile()
         loss = compute_loss()
         loss.backward()  # type: ignore[no-untyped-call]
         self._join()
-        iteration_s = time.perf_counter() - began_s
-        self.profile.compute_s = iteration_s - self.profile.communication_s
         return loss.detach()
 
     def synchronise(self) -> None:
@@ -123,15 +103,8 @@ class BspLoop:
     def _run(
         self, operation: Operation, message: torch.Tensor, *, collective: str | None = None
     ) -> None:
-        with self._communicating():
-            by = collective or self.collective
-            self._communicator.run(operation, message, collective=by, root=ROOT)
-
-    @contextmanager
-    def _communicating(self) -> Iterator[None]:
-        began_s = time.perf_counter()
-        yield
-        self.profile.communication_s += time.perf_counter() - began_s
+        by = collective or self.collective
+        self._communicator.run(operation, message, collective=by, root=ROOT)
 
 
 class ReduceBroadcast(BspLoop):
@@ -206,7 +179,7 @@ class Overlap(BspLoop):
         for bucket in reversed(self._buckets):  # what forward reads first comes first
             sent = self._submit("broadcast", bucket.values)
             if self.group.rank() != ROOT:
-                self._arrivals.expect(bucket.parameters, partial(self._wait, sent))
+                self._arrivals.expect(bucket.parameters, sent)
 
     def _submit(self, operation: Operation, message: torch.Tensor) -> Done:
         sent = self._thread.submit(operation, message, collective=self.collective, root=ROOT)
@@ -217,11 +190,7 @@ class Overlap(BspLoop):
         """The root's broadcasts are among them, which the reduces have followed."""
         sent, self._sent = self._sent, []
         for one in sent:
-            self._wait(one)
-
-    def _wait(self, sent: Done) -> None:
-        with self._communicating():
-            sent.wait()
+            one.wait()
 
 
 LOOPS: Mapping[str, type[BspLoop]] = {

@@ -11,8 +11,9 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -30,13 +31,27 @@ from gradweave.runtime.departures import Departures
 from gradweave.runtime.flat import buckets_up_to, flat_buckets
 from gradweave.runtime.given import require_fit
 from gradweave.runtime.shards import Shards
-from gradweave.words import MIB, Operation
+from gradweave.words import MIB
 
 logger = logging.getLogger(__name__)
 
 # Until there is a plan: as torch's own wrapper.
 FIRST_BUCKET_BYTES = 25 * MIB
 COLLECTIVE = "ring"
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Knows what to say when it fails, without its wrapper, which modules must not keep alive."""
+
+    done: Done
+    where: str
+
+    def wait(self) -> None:
+        try:
+            self.done.wait()
+        except Exception as error:
+            raise CollectiveError(f"{self.where}: {error}") from error
 
 
 class ShardedDataParallel(nn.Module):
@@ -73,13 +88,14 @@ class ShardedDataParallel(nn.Module):
         # Not at exit: a thread that waits for a dead peer would keep the script from ending.
         weakref.finalize(self, self._thread.close).atexit = False
         self._arrivals = Arrivals(module, self._full.values())
+        weakref.finalize(self, self._arrivals.close).atexit = False
         group = self.process_group
         self._shards = Shards(self._full, rank=group.rank(), ranks=group.size())
         self._step = 0
         self._departures: Departures | None = None
         self._lay_out(plan or _first_plan(self._full))
         for bucket in self._buckets:
-            self._submit("broadcast", bucket.values, "native").wait()
+            self._thread.submit("broadcast", bucket.values, collective="native").wait()
         frozen = [p for p in module.parameters() if not p.requires_grad]
         _broadcast_bytes([*frozen, *module.buffers()], self.process_group)
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
@@ -89,7 +105,7 @@ class ShardedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._is_stale:
-            self._gather()
+            self.gather()
         if torch.is_grad_enabled():
             self._departures_now.is_synchronised = self.require_backward_grad_sync
             if self.require_backward_grad_sync and self.broadcast_buffers:
@@ -109,7 +125,7 @@ class ShardedDataParallel(nn.Module):
     def synchronise(self) -> None:
         """Until the model's parameters are complete on this rank."""
         if self._is_stale:
-            self._gather()
+            self.gather()
         self._arrivals.wait_for_all()
 
     def named_parameters(
@@ -160,7 +176,8 @@ class ShardedDataParallel(nn.Module):
         """
         self.synchronise()
         return self._shards.whole_state(
-            optimizer, lambda flat, by: self._submit("all-gather", flat, by).wait()
+            optimizer,
+            lambda flat, by: self._thread.submit("all-gather", flat, collective=by).wait(),
         )
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
@@ -186,7 +203,7 @@ class ShardedDataParallel(nn.Module):
         self.plan = plan
         self._buckets = flat_buckets(plan, self._full)
         self._shards.lay_out(self._buckets)
-        self._sent: list[Done] = []
+        self._sent: list[_Message] = []
         wrapper = weakref.ref(self)  # parameters must not keep their wrapper alive
         self._departures = Departures(
             self._buckets,
@@ -195,17 +212,17 @@ class ShardedDataParallel(nn.Module):
             send=lambda number: _alive(wrapper)._send(number),  # noqa: SLF001
             finish=lambda: _alive(wrapper)._finish(),  # noqa: SLF001
         )
+        weakref.finalize(self, self._departures.close).atexit = False
 
     def _send(self, number: int) -> None:
-        bucket = self._buckets[number]
-        self._sent.append(self._submit("reduce-scatter", bucket.gradients, bucket.collective))
+        self._sent.append(self._submit("reduce-scatter", number))
 
     def _finish(self) -> None:
         """Backward has ended; so must the reduce-scatters, for the optimizer comes next."""
         self._step += 1
         sent, self._sent = self._sent, []
-        for number, future in enumerate(sent):
-            self._wait(future, number)
+        for message in sent:
+            message.wait()
         self._shards.give_gradients()
         self._is_stale = True
         self._unstepped = set(self._shards.by_name.values())
@@ -213,27 +230,28 @@ class ShardedDataParallel(nn.Module):
     def _stepped(self, optimizer: Optimizer) -> None:
         self._unstepped -= self._shards.of(optimizer)
         if self._is_stale and not self._unstepped:
-            self._gather()
+            self.gather()
 
-    def _gather(self) -> None:
-        """What forward reads first comes first: the other end of backward's order."""
+    def gather(self) -> None:
+        """Begin to send updated parameters to all ranks; it happens by itself where it is due.
+
+        After each step of an optimizer of torch's, or else when the model is called.
+        """
         self._is_stale = False
+        # What forward reads first comes first: the other end of backward's order.
         for number in reversed(range(len(self._buckets))):
             bucket = self._buckets[number]
-            future = self._submit("all-gather", bucket.values, bucket.collective)
-            self._arrivals.expect(bucket.parameters, partial(self._wait, future, number))
+            self._arrivals.expect(bucket.parameters, self._submit("all-gather", number))
 
-    def _submit(self, operation: Operation, flat: torch.Tensor, collective: str) -> Done:
-        return self._thread.submit(operation, flat, collective=collective)
-
-    def _wait(self, future: Done, number: int) -> None:
-        try:
-            future.wait()
-        except Exception as error:
-            raise CollectiveError(
-                f"rank {self.process_group.rank()}, step {self._step}, bucket {number + 1} of "
-                f"{len(self._buckets)}: {error}"
-            ) from error
+    def _submit(self, operation: Literal["reduce-scatter", "all-gather"], number: int) -> _Message:
+        bucket = self._buckets[number]
+        flat = bucket.gradients if operation == "reduce-scatter" else bucket.values
+        where = (
+            f"rank {self.process_group.rank()}, step {self._step}, bucket {number + 1} of "
+            f"{len(self._buckets)}"
+        )
+        done = self._thread.submit(operation, flat, collective=bucket.collective)
+        return _Message(done, where)
 
 
 def _stepped(

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import nn
@@ -146,6 +147,7 @@ class CharLSTM(nn.Module):
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "small-cnn": SmallCNN,
     "resnet20": resnet20,
+    "resnet20-grey": partial(resnet20, 1),
     "vgg16": vgg16,
     "char-lstm": CharLSTM,
 }
