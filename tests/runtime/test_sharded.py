@@ -407,3 +407,27 @@ def test_fifty_steps_on_real_images_as_with_torch(tmp_path):
         for name in OPTIMIZERS:
             for key, value in expected[rank][name].items():
                 assert found[rank][name][key] == pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+def noted(group, twin):
+    model = sharded(group, twin, small(), plan=MADE, timeline=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in batches(group.size()):
+        optimizer.zero_grad()
+        (model(step[group.rank()]) ** 2).mean().backward()
+        optimizer.step()
+    model.synchronise()
+    return model.timelines()
+
+
+def test_what_travels_is_noted_in_both_passes():
+    for timelines in on_threads(2, noted, groups=2):
+        assert len(timelines) == 2
+        for timeline in timelines:
+            messages = [span for span in timeline.spans if span.lane == "communication"]
+            by = {kind: [m.tensors for m in messages if m.label.startswith(kind)] for kind in KINDS}
+            buckets = [bucket.tensors for bucket in MADE.buckets]
+            assert by == {"reduce-scatter": buckets, "all-gather": buckets[::-1]}
+
+
+KINDS = ("reduce-scatter", "all-gather")

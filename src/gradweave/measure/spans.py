@@ -5,6 +5,7 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -14,6 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradweave.comm.agree import gather_long_text, group_device, largest
 from gradweave.timeline import Span, Timeline
+from gradweave.words import Operation
+
+
+class _Message(NamedTuple):
+    ready_s: float
+    done_s: float
+    operation: Operation
+    tensors: tuple[str, ...]
+    nbytes: int
 
 
 class SpanRecorder:
@@ -26,11 +36,13 @@ class SpanRecorder:
         self, names: Mapping[nn.Parameter, str], *, now_s: Callable[[], float] = time.perf_counter
     ) -> None:
         self._names, self._now_s = names, now_s
+        self._messages: list[_Message] = []
+        self._ready_s = 0.0
         self.begin()
 
     def begin(self) -> None:
+        self._messages = [message for message in self._messages if self._is_of_next(message)]
         self._begin_s = self._backward_s = self._ready_s = self._now_s()
-        self._messages: list[tuple[float, float, tuple[str, ...], int]] = []
 
     def backward(self) -> None:
         self._backward_s = self._ready_s = self._now_s()
@@ -40,9 +52,21 @@ class SpanRecorder:
         self._ready_s = self._now_s()
         return self._ready_s
 
-    def done(self, ready_s: float, parameters: list[nn.Parameter], nbytes: int) -> None:
+    def done(
+        self,
+        ready_s: float,
+        parameters: list[nn.Parameter],
+        nbytes: int,
+        *,
+        operation: Operation = "all-reduce",
+    ) -> None:
+        """A message is back."""
         tensors = tuple(self._names[parameter] for parameter in parameters)
-        self._messages.append((ready_s, self._now_s(), tensors, nbytes))
+        self._messages.append(_Message(ready_s, self._now_s(), operation, tensors, nbytes))
+
+    def _is_of_next(self, message: _Message) -> bool:
+        """All-gathers since backward has ended bring the next iteration's parameters."""
+        return message.operation == "all-gather" and message.ready_s >= self._ready_s
 
     @property
     def begin_s(self) -> float:
@@ -56,6 +80,7 @@ class SpanRecorder:
         def since_begin(moment_s: float) -> float:
             return max(0.0, moment_s - zero_s)
 
+        messages_of_this = sorted(m for m in self._messages if not self._is_of_next(m))
         forward = Span(
             lane="forward",
             label="forward",
@@ -73,13 +98,13 @@ class SpanRecorder:
         messages = (
             Span(
                 lane="communication",
-                label=f"all-reduce {number}",
-                start_s=since_begin(ready_s),
-                end_s=since_begin(done_s),
-                tensors=tensors,
-                nbytes=nbytes,
+                label=f"{message.operation} {number}",
+                start_s=since_begin(message.ready_s),
+                end_s=since_begin(message.done_s),
+                tensors=message.tensors,
+                nbytes=message.nbytes,
             )
-            for number, (ready_s, done_s, tensors, nbytes) in enumerate(sorted(self._messages), 1)
+            for number, message in enumerate(messages_of_this, 1)
         )
         return Timeline(spans=(forward, backward, *messages))
 

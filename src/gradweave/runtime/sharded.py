@@ -8,6 +8,7 @@ a shard only.
 """
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,12 +26,15 @@ from gradweave.comm.agree import group_device, ranks_that_differ
 from gradweave.comm.communicator import same_ranks, world_group
 from gradweave.comm.worker import CommunicationThread, Done
 from gradweave.errors import CollectiveError, RequestError
+from gradweave.measure.alignment import clock_offset_s
+from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
 from gradweave.runtime.arrivals import Arrivals
 from gradweave.runtime.departures import Departures
 from gradweave.runtime.flat import buckets_up_to, flat_buckets
 from gradweave.runtime.given import require_fit
 from gradweave.runtime.shards import Shards
+from gradweave.timeline import Timeline
 from gradweave.words import MIB
 
 logger = logging.getLogger(__name__)
@@ -65,6 +69,7 @@ class ShardedDataParallel(nn.Module):
     ``plan``              which parameters travel together, and by which collective.
     ``process_group``     the ranks that train together (default: all).
     ``broadcast_buffers`` rank 0's buffers for all, before each forward pass.
+    ``timeline``          note when each message travelled, for ``timelines()``.
     ``make_group``        makes another process group of the same ranks, for messages alone.
     """
 
@@ -75,6 +80,7 @@ class ShardedDataParallel(nn.Module):
         plan: Plan | None = None,
         process_group: dist.ProcessGroup | None = None,
         broadcast_buffers: bool = True,
+        timeline: bool = False,
         make_group: Callable[[], dist.ProcessGroup] | None = None,
     ) -> None:
         super().__init__()
@@ -84,7 +90,8 @@ class ShardedDataParallel(nn.Module):
         self._full = {name: p for name, p in module.named_parameters() if p.requires_grad}
         _check_model(module, self._full, self.process_group)
         own_group = make_group() if make_group else same_ranks(self.process_group)
-        self._thread = CommunicationThread(Communicator(own_group))
+        self._communicator = Communicator(own_group)
+        self._thread = CommunicationThread(self._communicator)
         # Not at exit: a thread that waits for a dead peer would keep the script from ending.
         weakref.finalize(self, self._thread.close).atexit = False
         self._arrivals = Arrivals(module, self._full.values())
@@ -92,6 +99,10 @@ class ShardedDataParallel(nn.Module):
         group = self.process_group
         self._shards = Shards(self._full, rank=group.rank(), ranks=group.size())
         self._step = 0
+        self._recorder: SpanRecorder | None = None
+        if timeline:
+            self._clock_offset_s = clock_offset_s(self.process_group)
+            self._recorder = SpanRecorder({p: name for name, p in self._full.items()})
         self._departures: Departures | None = None
         self._lay_out(plan or _first_plan(self._full))
         for bucket in self._buckets:
@@ -106,12 +117,18 @@ class ShardedDataParallel(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._is_stale:
             self.gather()
+        is_synced = torch.is_grad_enabled() and self.require_backward_grad_sync
         if torch.is_grad_enabled():
-            self._departures_now.is_synchronised = self.require_backward_grad_sync
-            if self.require_backward_grad_sync and self.broadcast_buffers:
-                _broadcast_bytes(list(self.module.buffers()), self.process_group)
+            self._departures_now.is_synchronised = is_synced
+        if self._recorder is not None and is_synced:
+            self._recorder.begin()
+        if self.broadcast_buffers and is_synced:
+            _broadcast_bytes(list(self.module.buffers()), self.process_group)
         with self._arrivals.noting():
-            return self.module(*inputs, **kwargs)
+            output = self.module(*inputs, **kwargs)
+        if self._recorder is not None and is_synced:
+            self._recorder.backward()
+        return output
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -154,6 +171,15 @@ class ShardedDataParallel(nn.Module):
         norm = norm if is_largest else norm ** (1 / norm_type)
         torch.nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
         return norm
+
+    def timelines(self) -> list[Timeline]:
+        """The last step on every rank, on one clock. Call it on every rank, between two steps.
+
+        Parameters are gathered from the end of the step before, which is where forward begins here.
+        """
+        if self._recorder is None:
+            raise RequestError("nothing was noted; wrap the model with timeline=True")
+        return aligned_timelines(self._recorder, self.process_group, self._clock_offset_s)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The whole model's, with the names of DistributedDataParallel's.
@@ -219,6 +245,8 @@ class ShardedDataParallel(nn.Module):
 
     def _finish(self) -> None:
         """Backward has ended; so must the reduce-scatters, for the optimizer comes next."""
+        if self._recorder is not None:
+            self._recorder.ready()
         self._step += 1
         sent, self._sent = self._sent, []
         for message in sent:
@@ -250,8 +278,14 @@ class ShardedDataParallel(nn.Module):
             f"rank {self.process_group.rank()}, step {self._step}, bucket {number + 1} of "
             f"{len(self._buckets)}"
         )
-        done = self._thread.submit(operation, flat, collective=bucket.collective)
-        return _Message(done, where)
+
+        def run() -> None:
+            started_s = time.perf_counter()
+            self._communicator.run(operation, flat, collective=bucket.collective)
+            if self._recorder is not None:
+                self._recorder.done(started_s, bucket.parameters, flat.nbytes, operation=operation)
+
+        return _Message(self._thread.submit_task(run, flat), where)
 
 
 def _stepped(
