@@ -52,13 +52,23 @@ def batches(world, steps=STEPS):
     return torch.randn(steps, world, 3, 4, 6, generator=generator, dtype=torch.float64)
 
 
-def plan(*buckets, collective="ring"):
+def plan(*buckets, collective="ring", backward_only=()):
     return Plan(
-        planner="made", buckets=tuple(Bucket(tensors=b, collective=collective) for b in buckets)
+        planner="made",
+        buckets=tuple(
+            Bucket(
+                tensors=tensors,
+                collective=collective,
+                passes="backward" if number in backward_only else "both",
+            )
+            for number, tensors in enumerate(buckets)
+        ),
     )
 
 
-MADE = plan(("2.bias",), ("2.weight", "0.bias"), ("0.weight",))
+TENSORS = (("2.bias",), ("2.weight", "0.bias"), ("0.weight",))
+MADE = plan(*TENSORS)
+MIXED = plan(*TENSORS, backward_only=(0, 1))
 
 
 def alone(model, optimizer, everything, *, clip=None):
@@ -92,18 +102,18 @@ def trained(group, twin, make_model, make_optimizer, options):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-@pytest.mark.parametrize("options", [{}, {"plan": MADE}], ids=["first", "given"])
+@pytest.mark.parametrize("given", [None, MADE, MIXED], ids=["first", "made", "mixed"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_as_one_worker(world, options, name):
+def test_as_one_worker(world, given, name):
     make = OPTIMIZERS[name]
     expected = alone(model := small(), make(model.parameters()), batches(world))
-    for state in on_threads(world, trained, small, make, options, groups=2):
+    for state in on_threads(world, trained, small, make, {"plan": given}, groups=2):
         assert_same(state, expected)
 
 
 @pytest.mark.parametrize("collective", ["native", "halving-doubling"])
 def test_other_collectives(collective):
-    given = plan(*(bucket.tensors for bucket in MADE.buckets), collective=collective)
+    given = plan(*TENSORS, collective=collective, backward_only=(1,))
     expected = alone(model := small(), OPTIMIZERS["adam"](model.parameters()), batches(3))
     arguments = (small, OPTIMIZERS["adam"], {"plan": given})
     for state in on_threads(3, trained, *arguments, groups=2):
@@ -158,8 +168,8 @@ def test_gradients_add_up_until_they_are_zeroed():
         assert_same(state, expected)
 
 
-def clipped(group, twin, norm_type):
-    model = sharded(group, twin, small(), plan=MADE)
+def clipped(group, twin, norm_type, given):
+    model = sharded(group, twin, small(), plan=given)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     norms = []
     for step in batches(group.size()):
@@ -170,8 +180,9 @@ def clipped(group, twin, norm_type):
     return norms, model.state_dict()
 
 
+@pytest.mark.parametrize("given", [MADE, MIXED], ids=["made", "mixed"])
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
-def test_clipping_by_the_norm_of_all(norm_type):
+def test_clipping_by_the_norm_of_all(norm_type, given):
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     norms = []
@@ -180,7 +191,7 @@ def test_clipping_by_the_norm_of_all(norm_type):
         (model(step.flatten(0, 1)) ** 2).mean().backward()
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05, norm_type)))
         optimizer.step()
-    for found, state in on_threads(3, clipped, norm_type, groups=2):
+    for found, state in on_threads(3, clipped, norm_type, given, groups=2):
         assert found == pytest.approx(norms, rel=1e-9)
         assert_same(state, model.state_dict())
 
@@ -272,7 +283,7 @@ def test_resuming_on_other_ranks_with_another_plan(world):
     everything = batches(4)
     checkpoint = on_threads(4, saved, everything[:2], groups=2)[0]
     expected = on_threads(4, saved, everything, groups=2)[0][0]
-    options = {"plan": MADE}
+    options = {"plan": MIXED}
     for state in on_threads(world, resumed, checkpoint, everything[2:], options, groups=2):
         for name, value in expected.items():
             torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-12)
@@ -410,7 +421,7 @@ def test_fifty_steps_on_real_images_as_with_torch(tmp_path):
 
 
 def noted(group, twin):
-    model = sharded(group, twin, small(), plan=MADE, timeline=True)
+    model = sharded(group, twin, small(), plan=MIXED, timeline=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in batches(group.size()):
         optimizer.zero_grad()
@@ -426,8 +437,11 @@ def test_what_travels_is_noted_in_both_passes():
         for timeline in timelines:
             messages = [span for span in timeline.spans if span.lane == "communication"]
             by = {kind: [m.tensors for m in messages if m.label.startswith(kind)] for kind in KINDS}
-            buckets = [bucket.tensors for bucket in MADE.buckets]
-            assert by == {"reduce-scatter": buckets, "all-gather": buckets[::-1]}
+            assert by == {
+                "reduce-scatter": list(TENSORS[2:]),
+                "all-gather": list(TENSORS[2:]),
+                "all-reduce": list(TENSORS[:2]),
+            }
 
 
-KINDS = ("reduce-scatter", "all-gather")
+KINDS = ("reduce-scatter", "all-gather", "all-reduce")

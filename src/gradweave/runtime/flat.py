@@ -10,6 +10,7 @@ from torch import nn
 from gradweave.collectives.schedule import block_edges
 from gradweave.errors import RequestError
 from gradweave.plan import Bucket, Plan
+from gradweave.words import BucketPasses
 
 
 class FlatBucket:
@@ -18,8 +19,14 @@ class FlatBucket:
     Who copies or moves a parameter afterwards (``.to(…)``, ``.data = …``) takes it out of here.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], *, collective: str) -> None:
-        self.names, self.collective = tuple(parameters), collective
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        collective: str,
+        passes: BucketPasses = "both",
+    ) -> None:
+        self.names, self.collective, self.passes = tuple(parameters), collective, passes
         self.parameters = list(parameters.values())
         kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters}
         if len(kinds) > 1:
@@ -67,7 +74,12 @@ class FlatBucket:
             parameter.grad = None
 
     def owned_by(self, rank: int, ranks: int) -> list[tuple[int, int]]:
-        """For each parameter, which elements of the bucket are both its own and the rank's."""
+        """For each parameter, which elements of the bucket are both its own and the rank's.
+
+        Where nothing is to travel beside forward, everybody has everything.
+        """
+        if self.passes == "backward":
+            return self.spans
         edges = block_edges(self.values.numel(), ranks)
         begin, end = int(edges[rank]), int(edges[rank + 1])
         return [
@@ -82,7 +94,11 @@ def flat_buckets(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[Fla
         return str(parameters[name].dtype), str(parameters[name].device)
 
     return [
-        FlatBucket({name: parameters[name] for name in names}, collective=bucket.collective)
+        FlatBucket(
+            {name: parameters[name] for name in names},
+            collective=bucket.collective,
+            passes=bucket.passes,
+        )
         for bucket in plan.buckets
         for _, names in groupby(bucket.tensors, kind)
     ]
@@ -111,4 +127,6 @@ def buckets_by_module(parameters: Mapping[str, nn.Parameter], *, collective: str
 
 
 def _buckets(groups: Sequence[Sequence[str]], collective: str) -> tuple[Bucket, ...]:
-    return tuple(Bucket(tensors=tuple(names), collective=collective) for names in groups)
+    return tuple(
+        Bucket(tensors=tuple(names), collective=collective, passes="both") for names in groups
+    )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ from gradweave.runtime.flat import buckets_up_to, flat_buckets
 from gradweave.runtime.given import require_fit
 from gradweave.runtime.shards import Shards
 from gradweave.timeline import Timeline
-from gradweave.words import MIB
+from gradweave.words import MIB, Operation
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ class ShardedDataParallel(nn.Module):
     complete, and the same on all ranks, wherever a module reads them and in ``state_dict()``; to
     read them elsewhere call ``synchronise()`` first.
 
-    ``plan``              which parameters travel together, and by which collective.
+    ``plan``              which parameters travel together, by which collective, beside which
+                          passes; what is all-reduced beside backward only is not sharded.
     ``process_group``     the ranks that train together (default: all).
     ``broadcast_buffers`` rank 0's buffers for all, before each forward pass.
     ``timeline``          note when each message travelled, for ``timelines()``.
@@ -160,9 +161,8 @@ class ShardedDataParallel(nn.Module):
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_, by the norm over all ranks' shards."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None and p.grad.numel()]
-        norm = torch.nn.utils.get_total_norm(gradients, norm_type)
-        norm = norm.to(group_device(self.process_group))
+        norm = torch.nn.utils.get_total_norm(self._shards.counted_gradients(), norm_type)
+        norm = norm.to(group_device(self.process_group), torch.float64)  # alike without any
         options = dist.AllreduceOptions()
         is_largest = norm_type == float("inf")
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM)
@@ -241,7 +241,8 @@ class ShardedDataParallel(nn.Module):
         weakref.finalize(self, self._departures.close).atexit = False
 
     def _send(self, number: int) -> None:
-        self._sent.append(self._submit("reduce-scatter", number))
+        is_sharded = self._buckets[number].passes == "both"
+        self._sent.append(self._submit("reduce-scatter" if is_sharded else "all-reduce", number))
 
     def _finish(self) -> None:
         """Backward has ended; so must the reduce-scatters, for the optimizer comes next."""
@@ -269,11 +270,12 @@ class ShardedDataParallel(nn.Module):
         # What forward reads first comes first: the other end of backward's order.
         for number in reversed(range(len(self._buckets))):
             bucket = self._buckets[number]
-            self._arrivals.expect(bucket.parameters, self._submit("all-gather", number))
+            if bucket.passes == "both":
+                self._arrivals.expect(bucket.parameters, self._submit("all-gather", number))
 
-    def _submit(self, operation: Literal["reduce-scatter", "all-gather"], number: int) -> _Message:
+    def _submit(self, operation: Operation, number: int) -> _Message:
         bucket = self._buckets[number]
-        flat = bucket.gradients if operation == "reduce-scatter" else bucket.values
+        flat = bucket.values if operation == "all-gather" else bucket.gradients
         where = (
             f"rank {self.process_group.rank()}, step {self._step}, bucket {number + 1} of "
             f"{len(self._buckets)}"

@@ -64,6 +64,15 @@ class Shards:
             else:
                 shard.grad.add_(gradient)
 
+    def counted_gradients(self) -> list[torch.Tensor]:
+        """Of which all ranks together have each element once."""
+        found = (
+            self.by_name[name].grad
+            for name, place in self._places.items()
+            if place.bucket.passes == "both" or self._rank == 0
+        )
+        return [gradient for gradient in found if gradient is not None and gradient.numel()]
+
     def keep_gradients(self) -> None:
         """Out of the buckets, which are about to be filled again."""
         for shard in self.by_name.values():
@@ -88,7 +97,8 @@ class Shards:
                 flat = like.new_zeros(bucket.values.numel())
                 for index, part in parts.items():
                     self._places[held[index]].own_of(flat).copy_(part[key])
-                gather(flat, bucket.collective)
+                if bucket.passes == "both":
+                    gather(flat, bucket.collective)
                 for index, part in parts.items():
                     first, last = self._places[held[index]].whole
                     shape = self._parameters[held[index]].shape
