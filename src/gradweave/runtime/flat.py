@@ -10,7 +10,7 @@ from torch import nn
 from gradweave.collectives.schedule import block_edges
 from gradweave.errors import RequestError
 from gradweave.plan import Bucket, Plan
-from gradweave.words import BucketPasses
+from gradweave.words import Passes
 
 
 class FlatBucket:
@@ -24,7 +24,7 @@ class FlatBucket:
         parameters: Mapping[str, nn.Parameter],
         *,
         collective: str,
-        passes: BucketPasses = "both",
+        passes: Passes = "both",
     ) -> None:
         self.names, self.collective, self.passes = tuple(parameters), collective, passes
         self.parameters = list(parameters.values())
@@ -97,7 +97,7 @@ def flat_buckets(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[Fla
         FlatBucket(
             {name: parameters[name] for name in names},
             collective=bucket.collective,
-            passes=bucket.passes,
+            passes=plan.passes,
         )
         for bucket in plan.buckets
         for _, names in groupby(bucket.tensors, kind)
@@ -116,17 +116,16 @@ def buckets_up_to(
             held = 0
         groups[-1].append(name)
         held += parameters[name].nbytes
-    return Plan(planner=planner, buckets=_buckets(groups, collective))
+    return _plan(planner, groups, collective)
 
 
 def buckets_by_module(parameters: Mapping[str, nn.Parameter], *, collective: str) -> Plan:
     """One for each module that has parameters of its own, from the last declared to the first."""
     owners = groupby(reversed(list(parameters)), lambda name: name.rpartition(".")[0])
     groups = [list(names) for _, names in owners]
-    return Plan(planner="by module", buckets=_buckets(groups, collective))
+    return _plan("by module", groups, collective)
 
 
-def _buckets(groups: Sequence[Sequence[str]], collective: str) -> tuple[Bucket, ...]:
-    return tuple(
-        Bucket(tensors=tuple(names), collective=collective, passes="both") for names in groups
-    )
+def _plan(planner: str, groups: Sequence[Sequence[str]], collective: str) -> Plan:
+    buckets = (Bucket(tensors=tuple(names), collective=collective) for names in groups)
+    return Plan(planner=planner, buckets=tuple(buckets), passes="both")

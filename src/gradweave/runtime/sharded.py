@@ -66,8 +66,8 @@ class ShardedDataParallel(nn.Module):
     complete, and the same on all ranks, wherever a module reads them and in ``state_dict()``; to
     read them elsewhere call ``synchronise()`` first.
 
-    ``plan``              which parameters travel together, by which collective, beside which
-                          passes; what is all-reduced beside backward only is not sharded.
+    ``plan``              which parameters travel together, and by which collective; with one for
+                          the backward pass alone nothing is sharded, and gradients are all-reduced.
     ``process_group``     the ranks that train together (default: all).
     ``broadcast_buffers`` rank 0's buffers for all, before each forward pass.
     ``timeline``          note when each message travelled, for ``timelines()``.
@@ -280,12 +280,14 @@ class ShardedDataParallel(nn.Module):
             f"rank {self.process_group.rank()}, step {self._step}, bucket {number + 1} of "
             f"{len(self._buckets)}"
         )
+        # The thread must not be the last to have the wrapper, whose end it would wait for itself.
+        communicator, recorder = self._communicator, self._recorder
 
         def run() -> None:
             started_s = time.perf_counter()
-            self._communicator.run(operation, flat, collective=bucket.collective)
-            if self._recorder is not None:
-                self._recorder.done(started_s, bucket.parameters, flat.nbytes, operation=operation)
+            communicator.run(operation, flat, collective=bucket.collective)
+            if recorder is not None:
+                recorder.done(started_s, bucket.parameters, flat.nbytes, operation=operation)
 
         return _Message(self._thread.submit_task(run, flat), where)
 
