@@ -1,4 +1,4 @@
-"""Which gradients travel together, by which collective, how compressed."""
+"""Which gradients travel together, by which collective, how compressed, beside which passes."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -8,6 +8,7 @@ from msgspec import Struct
 from gradweave.compression import Compression
 from gradweave.errors import PlanMismatch
 from gradweave.trace import Trace
+from gradweave.words import Passes
 
 
 class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,11 +28,14 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     planner: str
     buckets: tuple[Bucket, ...]
-    overlap: bool = True  # False: nothing is sent before backward has ended
+    overlap: bool = True  # False: nothing is sent while anything is computed
+    passes: Passes = "backward"
 
     def __post_init__(self) -> None:
         if not self.buckets:
             raise ValueError("buckets must not be empty")
+        if self.passes == "both" and any(bucket.compression for bucket in self.buckets):
+            raise ValueError("buckets: compression thins out all-reduces; both passes have none")
         names = [name for bucket in self.buckets for name in bucket.tensors]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -73,6 +77,7 @@ def merge(
     collective: str,
     compression: Compression | None = None,
     overlap: bool = True,
+    passes: Passes = "backward",
 ) -> Plan:
     """The plan whose buckets hold so many tensors each, in backward order."""
     names = iter([tensor.name for tensor in trace.tensors])
@@ -80,6 +85,6 @@ def merge(
         Bucket(tensors=tuple(islice(names, length)), collective=collective, compression=compression)
         for length in lengths
     )
-    plan = Plan(planner=planner, buckets=buckets, overlap=overlap)
+    plan = Plan(planner=planner, buckets=buckets, overlap=overlap, passes=passes)
     plan.check_describes(trace)
     return plan

@@ -10,6 +10,9 @@ Origin = Literal["measured", "estimated"]
 Topology = Literal["fat-tree", "torus"]
 Beside = Literal["nothing", "compute"]
 ReplayMode = Literal["waiting", "dispatching"]
+# While which passes messages travel: all-reduced beside backward, or reduce-scattered beside
+# backward and all-gathered beside the next forward.
+Passes = Literal["backward", "both"]
 
 KIB, MIB = 2**10, 2**20
 _BITS_PER_S = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}

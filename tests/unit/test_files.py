@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 from strategies import costs, traces
 
 from gradweave import (
@@ -15,6 +16,7 @@ from gradweave import (
     Line,
     Network,
     Plan,
+    Recipe,
     RequestError,
     Timeline,
     Trace,
@@ -55,7 +57,7 @@ def test_compression_and_links_come_back_too(small_trace):
     assert there_and_back(plan) == plan
 
 
-CURRENT = {Trace: 1, Network: 2, Plan: 1, Timeline: 1, Results: 1}
+CURRENT = {Trace: 1, Network: 2, Plan: 2, Timeline: 1, Results: 1}
 
 
 @pytest.mark.parametrize("kind", CURRENT)
@@ -69,6 +71,23 @@ def test_networks_of_version_1_have_no_latency():
     network = files.read(GOLDEN / "network-1.json", Network)
     assert [(entry.beside, entry.latency_s) for entry in network.costs] == [("nothing", 0.0)] * 2
     assert network.costs[0].cost == Line(startup_s=0.0005, s_per_byte=2.5e-09)
+
+
+def test_plans_of_version_1_are_for_backward():
+    plan = files.read(GOLDEN / "plan-1.json", Plan)
+    assert plan.passes == "backward"
+    assert files.read(GOLDEN / "plan-2.json", Plan) == replace(
+        plan, passes="both", buckets=plan.buckets[:1]
+    )
+
+
+def test_recipes_of_version_1_hold_such_a_plan(small_trace, linked_network):
+    plan = make_plan(small_trace, linked_network, workers=2)
+    recipe = Recipe(workers=2, device="cpu", plan=plan, trace=small_trace, network=linked_network)
+    document = json.loads(files.dumps(recipe))
+    document["schema"] = "gradweave.recipe/1"
+    del document["plan"]["passes"]
+    assert files.loads(json.dumps(document), Recipe, origin="text") == recipe
 
 
 @pytest.mark.parametrize("name", presets.trace_names())
