@@ -1,10 +1,12 @@
 """Random traces and costs, and the plans and times that brute force finds for them."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import accumulate, combinations, pairwise
 
 import numpy as np
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gradweave import Tensor, Trace
 from gradweave.costs import Cost, Curve, Line
@@ -59,12 +61,52 @@ def all_mergings(tensors: int) -> Iterator[list[int]]:
             yield [end - start for start, end in pairwise((0, *cuts, tensors))]
 
 
+@lru_cache(maxsize=1000)
+def _price_s(cost: Cost, nbytes: int) -> float:
+    return float(cost.seconds(np.array([float(nbytes)]))[0])
+
+
 def end_of_communication_s(trace: Trace, lengths: list[int], cost: Cost) -> float:
     """Since backward began; written anew so that it shares nothing with what it checks."""
     end_s, first = 0.0, 0
     for length in lengths:
         members = trace.tensors[first : first + length]
-        nbytes = np.array([float(sum(tensor.nbytes for tensor in members))])
-        end_s = max(end_s, members[-1].ready_s) + float(cost.seconds(nbytes)[0])
+        nbytes = sum(tensor.nbytes for tensor in members)
+        end_s = max(end_s, members[-1].ready_s) + _price_s(cost, nbytes)
         first += length
     return end_s
+
+
+@st.composite
+def traces_of_two_passes(draw: st.DrawFn, *, most: int = 10) -> Trace:
+    """With a forward pass whose times differ; many tensors take none of it."""
+    trace = draw(traces(most=most))
+    share = st.one_of(st.just(0.0), st.sampled_from([0.5, 1.0]), st.floats(0, 3))
+    count = len(trace.tensors)
+    shares_s = draw(st.lists(share, min_size=count, max_size=count))
+    shares_s[0] += 0.125  # something is computed
+    return replace(
+        trace,
+        tensors=tuple(
+            replace(tensor, forward_s=share_s)
+            for tensor, share_s in zip(trace.tensors, shares_s, strict=True)
+        ),
+    )
+
+
+def iteration_of_both_s(
+    trace: Trace, lengths: list[int], reduce_scatter: Cost, all_gather: Cost
+) -> float:
+    """In steady state, event by event; written anew so that it shares nothing with what it checks.
+
+    Buckets are gathered in the order in which forward needs them, then forward and backward run,
+    and what was scattered last ends the iteration.
+    """
+    ends = list(accumulate(lengths))
+    buckets = [trace.tensors[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    gathered_s = now_s = 0.0
+    for bucket in reversed(buckets):
+        gathered_s += _price_s(all_gather, sum(tensor.nbytes for tensor in bucket))
+        now_s = max(now_s, gathered_s) + sum(tensor.forward_s for tensor in bucket)
+    sent_s = now_s + end_of_communication_s(trace, lengths, reduce_scatter)
+    return max(sent_s, now_s + trace.backward_s)

@@ -115,16 +115,22 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         cost = self.cost(operation, collective, workers=workers)
         return float(cost.seconds(np.array([nbytes], dtype=np.float64))[0])
 
-    def latency_s(self, collective: str, *, workers: int) -> float:
-        """How much later than the next could leave a gradient message has arrived."""
-        entry = self._entries("all-reduce", collective).get(workers)
+    def latency_s(
+        self, collective: str, *, workers: int, operation: Operation = "all-reduce"
+    ) -> float:
+        """How much later than the next could leave a message has arrived."""
+        entry = self._entries(operation, collective).get(workers)
         return 0.0 if entry is None else entry.latency_s
 
     @property
     def default_collective(self) -> str:
-        """The one an all-reduce was measured or fitted with; on bare links the ring."""
-        measured = (entry for entry in self.costs if entry.operation == "all-reduce")
-        return next((entry.collective for entry in measured), "ring")
+        return self.default_for("all-reduce")
+
+    def default_for(self, *operations: Operation) -> str:
+        """The first that all of these were measured or fitted with; without one the ring."""
+        measured = (e.collective for e in self.costs if e.operation == operations[0])
+        of_all = (name for name in measured if all(self._entries(op, name) for op in operations))
+        return next(of_all, "ring")
 
     @property
     def known_workers(self) -> tuple[int, ...]:

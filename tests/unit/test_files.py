@@ -16,6 +16,7 @@ from gradweave import (
     Line,
     Network,
     Plan,
+    Recipe,
     RequestError,
     Timeline,
     Trace,
@@ -57,7 +58,7 @@ def test_compression_and_links_come_back_too(small_trace):
     assert there_and_back(plan) == plan
 
 
-CURRENT = {Trace: 1, Network: 2, Plan: 1, Timeline: 1, Results: 1}
+CURRENT = {Trace: 1, Network: 2, Plan: 2, Timeline: 1, Results: 1}
 
 
 @pytest.mark.parametrize("kind", CURRENT)
@@ -73,14 +74,22 @@ def test_networks_of_version_1_have_no_latency():
     assert network.costs[0].cost == Line(startup_s=0.0005, s_per_byte=2.5e-09)
 
 
-def test_recipes_of_version_1_say_nothing_of_steps(small_trace, linked_network):
+def test_plans_of_version_1_are_for_backward():
+    plan = files.read(GOLDEN / "plan-1.json", Plan)
+    assert plan.passes == "backward"
+    assert files.read(GOLDEN / "plan-2.json", Plan) == replace(
+        plan, passes="both", buckets=plan.buckets[:1]
+    )
+
+
+def test_recipes_of_version_1_say_nothing_of_steps_and_passes(small_trace, linked_network):
     plan = make_plan(small_trace, linked_network, workers=2, collective="ring")
     recipe = Recipe(
         workers=2, device="cpu", plan=plan, trace=small_trace, network=linked_network, step_s=0.5
     )
     assert there_and_back(recipe) == recipe
     document = {**json.loads(files.dumps(recipe)), "schema": "gradweave.recipe/1"}
-    del document["step_s"]
+    del document["step_s"], document["plan"]["passes"]
     assert files.loads(json.dumps(document), Recipe, origin="text") == replace(recipe, step_s=None)
 
 

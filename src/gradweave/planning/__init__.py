@@ -3,20 +3,29 @@
 from collections.abc import Callable, Mapping
 
 from gradweave.compression import Compression
-from gradweave.costs import Cost
-from gradweave.errors import RequestError
+from gradweave.costs import Cost, Total
+from gradweave.errors import RequestError, UnknownCost
 from gradweave.network import Network
 from gradweave.plan import Plan, merge
 from gradweave.planning import baselines
+from gradweave.planning.both_passes import optimal_for_both
 from gradweave.planning.mgwfbp import mgwfbp
 from gradweave.planning.optimal import DEFAULT_TOLERANCE, optimal
 from gradweave.trace import Trace
-from gradweave.words import Spec, parse_bytes, parse_spec, refuse_argument
+from gradweave.words import Operation, Passes, Spec, parse_bytes, parse_spec, refuse_argument
 
-__all__ = ["PLANNERS", "Merging", "find_planner", "make_plan"]
+__all__ = ["OPERATIONS", "PLANNERS", "Merging", "find_planner", "make_plan"]
+
+# What a plan's messages do, by the passes beside which they travel.
+OPERATIONS: Mapping[Passes, tuple[Operation, ...]] = {
+    "backward": ("all-reduce",),
+    "both": ("reduce-scatter", "all-gather"),
+}
 
 # How many tensors each message takes, in backward order, when a message costs that much.
 Merging = Callable[[Trace, Cost], list[int]]
+# The same where its two halves, reduce-scatter and all-gather, cost that much.
+MergingForBoth = Callable[[Trace, Cost, Cost], list[int]]
 
 
 def _plain(merging: Merging) -> Callable[[Spec], Merging]:
@@ -36,6 +45,16 @@ def _fixed(spec: Spec) -> Merging:
 
 
 def _optimal(spec: Spec) -> Merging:
+    tolerance = _tolerance(spec)
+    return lambda trace, cost: optimal(trace, cost, tolerance=tolerance)
+
+
+def _optimal_for_both(spec: Spec) -> MergingForBoth:
+    tolerance = _tolerance(spec)
+    return lambda trace, *halves: optimal_for_both(trace, *halves, tolerance=tolerance)
+
+
+def _tolerance(spec: Spec) -> float:
     """``optimal``, or ``optimal:0.05`` for another tolerance."""
     try:
         tolerance = DEFAULT_TOLERANCE if spec.argument is None else float(spec.argument)
@@ -45,7 +64,7 @@ def _optimal(spec: Spec) -> Merging:
         raise RequestError(
             f"optimal takes a tolerance from 0 to 1, such as optimal:0.01, got {spec.argument!r}"
         )
-    return lambda trace, cost: optimal(trace, cost, tolerance=tolerance)
+    return tolerance
 
 
 PLANNERS: Mapping[str, Callable[[Spec], Merging]] = {
@@ -58,10 +77,15 @@ PLANNERS: Mapping[str, Callable[[Spec], Merging]] = {
     "optimal": _optimal,
 }
 
+# These look at each half of a message; the others merge for both passes as if it travelled at once.
+PLANNERS_FOR_BOTH: Mapping[str, Callable[[Spec], MergingForBoth]] = {
+    "optimal": _optimal_for_both,
+}
+
 # Beyond twice the optimum nobody wants fewer messages.
 LARGEST_TOLERANCE = 1.0
 
-# These send nothing before backward has ended.
+# These send nothing while anything is computed.
 WITHOUT_OVERLAP = frozenset({"naive"})
 
 
@@ -80,17 +104,59 @@ def make_plan(
     planner: str = "optimal",
     collective: str | None = None,
     compression: Compression | None = None,
+    passes: Passes = "backward",
 ) -> Plan:
-    """Merge the trace's gradients for all-reduce, or push and pull, over this network."""
+    """Merge the trace's gradients for all-reduce, or push and pull, over this network.
+
+    For ``both`` passes: for reduce-scatters, and all-gathers of the same buckets.
+    """
+    if passes not in OPERATIONS:
+        raise RequestError(f"no passes {passes!r}; there are {', '.join(OPERATIONS)}")
     if compression is not None and {tensor.bytes_per_element for tensor in trace.tensors} != {4}:
         raise RequestError(f"{compression} is priced for gradients of 4 bytes only")
-    by = collective or network.default_collective
-    cost = network.cost("all-reduce", by, workers=workers, compression=compression)
+    by = collective or network.default_for(*OPERATIONS[passes])
+    costs = _costs(network, by, workers=workers, compression=compression, passes=passes)
     return merge(
         trace,
-        find_planner(planner)(trace, cost),
+        _lengths(trace, costs, planner),
         planner=planner,
         collective=by,
         compression=compression,
         overlap=parse_spec(planner).name not in WITHOUT_OVERLAP,
+        passes=passes,
     )
+
+
+def _costs(
+    network: Network,
+    collective: str,
+    *,
+    workers: int,
+    compression: Compression | None,
+    passes: Passes,
+) -> list[Cost]:
+    try:
+        return [
+            network.cost(operation, collective, workers=workers, compression=compression)
+            for operation in OPERATIONS[passes]
+        ]
+    except UnknownCost as error:
+        if passes == "backward" or compression is not None:
+            raise
+        both = ",".join(OPERATIONS["both"])
+        raise UnknownCost(
+            f"{error}; plans for both passes need {both}: calibrate with --op all-reduce,{both}, "
+            "or take ring on a network with links"
+        ) from None
+
+
+def _lengths(trace: Trace, costs: list[Cost], planner: str) -> list[int]:
+    merging = find_planner(planner)
+    match costs:
+        case [cost]:
+            return merging(trace, cost)
+        case halves:
+            spec = parse_spec(planner)
+            if spec.name in PLANNERS_FOR_BOTH:
+                return PLANNERS_FOR_BOTH[spec.name](spec)(trace, *halves)
+            return merging(trace, Total(tuple(halves)))

@@ -1,0 +1,217 @@
+"""Plans for both passes: exactness against brute force, and how they compare with all-reduces."""
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import (
+    all_mergings,
+    costs,
+    end_of_communication_s,
+    iteration_of_both_s,
+    lines,
+    traces,
+    traces_of_two_passes,
+)
+
+from gradweave import (
+    CollectiveCost,
+    Compression,
+    Network,
+    RequestError,
+    Tensor,
+    Trace,
+    UnknownCost,
+    load_network,
+    load_trace,
+    make_plan,
+)
+from gradweave.costs import Line, Total
+from gradweave.plan import Plan
+from gradweave.planning import PLANNERS
+from gradweave.planning.both_passes import optimal_for_both
+from gradweave.planning.optimal import optimal
+
+NAMES = ["fixed:100B" if name == "fixed" else name for name in PLANNERS]
+
+
+def halves_of(reduce_scatter, all_gather, workers=2):
+    entries = {"reduce-scatter": reduce_scatter, "all-gather": all_gather}
+    return Network(
+        name="drawn",
+        source="drawn",
+        costs=tuple(
+            CollectiveCost(operation=operation, collective="native", workers=workers, cost=cost)
+            for operation, cost in entries.items()
+        ),
+    )
+
+
+def all_iterations_s(trace, *halves):
+    return {
+        tuple(lengths): iteration_of_both_s(trace, lengths, *halves)
+        for lengths in all_mergings(len(trace.tensors))
+    }
+
+
+@given(trace=traces_of_two_passes(), scatter=costs, gather=costs)
+@settings(max_examples=100)
+def test_tolerance_zero_equals_brute_force(trace, scatter, gather):
+    planned = optimal_for_both(trace, scatter, gather, tolerance=0)
+    every_s = all_iterations_s(trace, scatter, gather)
+    shortest_s = min(every_s.values())
+    assert every_s[tuple(planned)] == pytest.approx(shortest_s, rel=1e-9, abs=1e-12)
+    fewest = min(len(p) for p, taken_s in every_s.items() if taken_s <= shortest_s)
+    assert len(planned) <= fewest
+
+
+@given(
+    trace=traces_of_two_passes(most=8),
+    scatter=costs,
+    gather=costs,
+    tolerance=st.sampled_from([0.01, 0.1, 1.0]),
+)
+@settings(max_examples=100)
+def test_within_a_tolerance_there_are_few_messages(trace, scatter, gather, tolerance):
+    planned = optimal_for_both(trace, scatter, gather, tolerance=tolerance)
+    every_s = all_iterations_s(trace, scatter, gather)
+    shortest_s = min(every_s.values())
+    assert every_s[tuple(planned)] <= shortest_s * (1 + tolerance) * (1 + 1e-9)
+    near_s = shortest_s * (1 + tolerance / 4)
+    assert len(planned) <= min(len(p) for p, taken_s in every_s.items() if taken_s <= near_s)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(trace=traces_of_two_passes(most=30), scatter=costs, gather=costs)
+@settings(max_examples=30)
+def test_the_optimum_never_loses_to_another_planner(name, trace, scatter, gather):
+    plans = [
+        make_plan(trace, halves_of(scatter, gather), workers=2, planner=planner, passes="both")
+        for planner in ("optimal:0", name)
+    ]
+    ours_s, theirs_s = (
+        iteration_of_both_s(trace, list(plan.lengths), scatter, gather) for plan in plans
+    )
+    assert ours_s <= theirs_s * (1 + 1e-9)
+    assert [plan.passes for plan in plans] == ["both", "both"]
+
+
+def backward_only_s(trace, lengths, all_reduce):
+    return trace.forward_s + end_of_communication_s(trace, lengths, all_reduce)
+
+
+def hidden_by_forward(trace, lengths, all_gather):
+    """Whether, behind the first all-gather, forward waits for none: the law's condition."""
+    ends = list(accumulate(lengths))
+    first, *others = reversed(list(zip(ends, lengths, strict=True)))
+    gathered_s = 0.0
+    before_s = sum(tensor.forward_s for tensor in trace.tensors[first[0] - first[1] :])
+    for end, length in others:
+        members = trace.tensors[end - length : end]
+        gathered_s += all_gather.startup_s
+        gathered_s += all_gather.s_per_byte * sum(tensor.nbytes for tensor in members)
+        if gathered_s > before_s:
+            return False
+        before_s += sum(tensor.forward_s for tensor in members)
+    return True
+
+
+@given(trace=traces_of_two_passes(most=7), scatter=lines, gather=lines)
+@settings(max_examples=100)
+def test_where_forward_hides_all_but_the_first_gather_both_passes_never_lose(
+    trace, scatter, gather
+):
+    """The same buckets, where an all-reduce costs what its halves do."""
+    whole = Total((scatter, gather))
+    for lengths in all_mergings(len(trace.tensors)):
+        both_s = iteration_of_both_s(trace, lengths, scatter, gather)
+        alone_s = backward_only_s(trace, lengths, whole)
+        if hidden_by_forward(trace, lengths, gather):
+            assert both_s <= alone_s * (1 + 1e-9)
+
+
+@given(trace=traces_of_two_passes(), scatter=lines, gather=lines)
+@settings(max_examples=100)
+def test_where_the_network_is_never_idle_both_passes_never_lose(trace, scatter, gather):
+    """All gradients ready at once: backward hides nothing."""
+    whole = Total((scatter, gather))
+    at_once = trace.rescaled(backward_s=1e-12) if trace.backward_s else trace
+    best = optimal(at_once, whole, tolerance=0)
+    alone_s = backward_only_s(at_once, best, whole)
+    planned = optimal_for_both(at_once, scatter, gather, tolerance=0)
+    assert iteration_of_both_s(at_once, planned, scatter, gather) <= alone_s + 1e-9 * (1 + alone_s)
+
+
+def test_a_long_backward_hides_what_a_short_forward_cannot():
+    """So both passes can lose, although the halves cost together what the whole does.
+
+    The large tensor is ready long before backward ends, which hides all of its all-reduce. Its
+    all-gather is needed after 0.1 s of the next forward.
+    """
+    large, small = (
+        Tensor(name=name, elements=size, bytes_per_element=1, ready_s=ready_s, forward_s=0.1)
+        for name, size, ready_s in (("large", 300, 1.0), ("small", 1, 10.0))
+    )
+    trace = Trace(
+        name="two", origin="estimated", source="made up", batch_size=1, tensors=(large, small)
+    )
+    half = Line(startup_s=0.0, s_per_byte=0.01)
+    planned = optimal_for_both(trace, half, half, tolerance=0)
+    both_s = iteration_of_both_s(trace, planned, half, half)
+    whole = Line(startup_s=0.0, s_per_byte=0.02)
+    best = optimal(trace, whole, tolerance=0)
+    assert both_s == pytest.approx(0.2 + 10 + 0.01 + (3.01 - 0.1))
+    assert backward_only_s(trace, best, whole) == pytest.approx(0.2 + 10 + 0.02)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg16"])
+@pytest.mark.parametrize("workers", [4, 64, 512])
+def test_shipped_jobs_gain_or_keep(name, workers):
+    """Where communication outweighs backward, on 1 GbE."""
+    trace, network = load_trace(name), load_network("gtopk-1gbe")
+    planned = make_plan(trace, network, workers=workers, planner="optimal:0", passes="both")
+    alone = make_plan(trace, network, workers=workers, planner="optimal:0")
+    scatter, gather, whole = (
+        network.cost(op, "ring", workers=workers)
+        for op in ("reduce-scatter", "all-gather", "all-reduce")
+    )
+    both_s = iteration_of_both_s(trace, list(planned.lengths), scatter, gather)
+    assert both_s <= backward_only_s(trace, list(alone.lengths), whole) * (1 + 1e-9)
+
+
+def test_halves_that_were_measured_are_the_default():
+    half = Line(startup_s=0.001, s_per_byte=1e-9)
+    trace = load_trace("alexnet")
+    plan = make_plan(trace, halves_of(half, half), workers=2, passes="both")
+    assert {bucket.collective for bucket in plan.buckets} == {"native"}
+    on_links = make_plan(trace, load_network("k80-10gbe"), workers=8, passes="both")
+    assert {bucket.collective for bucket in on_links.buckets} == {"ring"}
+
+
+def test_a_network_that_does_not_know_the_halves():
+    network = load_network("cluster1-16xk80-10gbe")
+    with pytest.raises(UnknownCost, match=r"calibrate with --op all-reduce,reduce-scatter,all-gat"):
+        make_plan(load_trace("alexnet"), network, workers=16, passes="both")
+    linked = load_network("k80-10gbe")
+    with pytest.raises(UnknownCost, match=r"no formula for reduce-scatter by 'double-tree'.*ring"):
+        make_plan(
+            load_trace("alexnet"), linked, workers=16, collective="double-tree", passes="both"
+        )
+
+
+def test_what_both_passes_cannot_do(small_trace, linked_network):
+    thinned = Compression(method="gtopk", density=0.01)
+    with pytest.raises(UnknownCost, match=r"thins out an all-reduce, not a reduce-scatter$"):
+        make_plan(small_trace, linked_network, workers=2, compression=thinned, passes="both")
+    with pytest.raises(RequestError, match="no passes 'forward'; there are backward, both"):
+        make_plan(small_trace, linked_network, workers=2, passes="forward")
+    plan = make_plan(small_trace, linked_network, workers=2, compression=thinned)
+    with pytest.raises(ValueError, match="both passes have none"):
+        Plan(planner=plan.planner, buckets=plan.buckets, passes="both")
+
+
+@given(trace=traces(most=5))
+def test_one_worker_sends_one_message(trace):
+    plan = make_plan(trace, load_network("k80-10gbe"), workers=1, passes="both")
+    assert plan.lengths == (len(trace.tensors),)
