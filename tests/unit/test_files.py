@@ -26,7 +26,6 @@ from gradweave import (
     presets,
     simulate,
 )
-from gradweave.recipe import Recipe
 from gradweave.results import Results
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -13,13 +13,12 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave.bench.jobs import answer, asked
 from gradweave.bench.ranks import default_group
 from gradweave.bench.real_training import RealAnswer, RealQuestion
-from gradweave.bench.training import BSP, OURS, SHARDED, TORCH
-from gradweave.errors import RequestError
+from gradweave.bench.training import OURS, SHARDED, TORCH
+from gradweave.planning.bsp import find_loop
 from gradweave.results import LossSeries
 from gradweave.runtime.bsp import LOOPS
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.runtime.sharded import ShardedDataParallel
-from gradweave.words import parse_spec
 from gradweave.workloads.datasets import Batches, Images, fashion_mnist_subset
 from gradweave.workloads.models import MODELS
 
@@ -53,7 +52,6 @@ def training(
 
         return step
 
-    name, collective = parse_spec(runtime)
     if runtime == TORCH:
         yield step_of(TorchDDP(model, process_group=group)), lambda: True
     elif runtime == OURS:
@@ -63,13 +61,13 @@ def training(
         yield step_of(ours), lambda: ours.findings().stage == "settled"
     elif runtime == SHARDED:
         yield step_of(ShardedDataParallel(model, process_group=group)), lambda: True
-    elif name in BSP:
-        by = collective or "linear-pipeline"
-        loop = LOOPS[name](model, optimizer_of(model), collective=by, group=group)
+    else:
+        named = find_loop(runtime)
+        loop = LOOPS[named.name](
+            model, optimizer_of(model), collective=named.collective, group=group
+        )
         yield lambda compute_loss: loop.step(lambda: compute_loss(model)), lambda: True
         loop.close()
-    else:
-        raise RequestError(f"no runtime {runtime!r} for real training")
 
 
 def losses(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -13,19 +14,21 @@ from gradweave.errors import RequestError
 from gradweave.lab import Cluster
 from gradweave.network import Network
 from gradweave.plan import Plan
-from gradweave.planning import find_planner, make_plan
+from gradweave.planning import OPERATIONS, find_planner, make_plan
+from gradweave.planning.bsp import LOOPS, find_loop
 from gradweave.results import Result, Results
 from gradweave.runs import Prediction, RunFolder
 from gradweave.simulation import simulate
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
-from gradweave.words import MIB, ReplayMode, parse_spec
+from gradweave.words import MIB, Operation, ReplayMode, parse_spec
 
 JOB = "gradweave.bench.training_job"
 
 TORCH, TUNED, OURS, COMPUTE = "torch-ddp", "torch-ddp-tuned", "gradweave", "compute"
 SHARDED = "sharded"
-BSP = ("bsp-reduce-broadcast", "bsp-allreduce", "bsp-overlap")
+# By our collectives, whose reduce-scatter is faster than gloo's.
+SHARDED_COLLECTIVE = "ring"
 
 # What a patient user would try for `bucket_cap_mb`.
 SWEPT_MB = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 35, 50, 75, 100, 150, 200)
@@ -73,8 +76,12 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 def check_runtimes(runtimes: Sequence[str]) -> None:
     """Before a cluster is built for nothing."""
+    known = [TORCH, TUNED, OURS, SHARDED, *LOOPS, *METHODS]
     for name in runtimes:
-        if name in {TORCH, TUNED, OURS}:
+        if name in {TORCH, TUNED, OURS, SHARDED}:
+            continue
+        if parse_spec(name).name in LOOPS:
+            find_loop(name)
             continue
         if parse_spec(name).name in METHODS:
             parse_compression(name)
@@ -82,9 +89,31 @@ def check_runtimes(runtimes: Sequence[str]) -> None:
         try:
             find_planner(name)
         except RequestError as error:
-            raise RequestError(f"{error}; or {', '.join([TORCH, TUNED, OURS, *METHODS])}") from None
+            raise RequestError(f"{error}; or {', '.join(known)}") from None
     if len(set(runtimes)) < len(runtimes):
         raise RequestError(f"a runtime stands twice in {','.join(runtimes)}")
+
+
+class Measured(NamedTuple):
+    """What a calibration has to measure."""
+
+    operations: tuple[Operation, ...]
+    algorithms: tuple[str, ...]
+
+
+def to_measure(runtimes: Sequence[str]) -> Measured:
+    """So that all of these can be predicted."""
+    operations: dict[Operation, None] = {"all-reduce": None}
+    algorithms = {"native": None}
+    for name in runtimes:
+        if name == SHARDED:
+            operations |= dict.fromkeys(OPERATIONS["both"])
+            algorithms[SHARDED_COLLECTIVE] = None
+        elif parse_spec(name).name in LOOPS:
+            loop = find_loop(name)
+            operations |= dict.fromkeys(loop.operations)
+            algorithms[loop.collective] = None
+    return Measured(tuple(operations), tuple(algorithms))
 
 
 def train_on_cluster(
@@ -112,7 +141,7 @@ def train_on_cluster(
 
     for case in cases:
         if case.plan is not None:
-            timeline = simulate(trace, case.plan, network, workers=workers)
+            timeline = _predicted(case.runtime, case.plan, trace, network, workers)
             expect(Prediction(runtime=case.runtime, plan=case.plan, timeline=timeline))
     question = _question(
         trace, [Case(runtime=COMPUTE), *cases], settings, timelines=settings.with_timelines
@@ -167,6 +196,12 @@ def _swept_caps_mb(trace: Trace) -> list[float]:
 def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: float | None) -> Case:
     if runtime == OURS:
         return Case(runtime=OURS)
+    if runtime == SHARDED:
+        by = SHARDED_COLLECTIVE
+        plan = make_plan(trace, network, workers=workers, collective=by, passes="both")
+        return Case(runtime=runtime, plan=plan)
+    if parse_spec(runtime).name in LOOPS:
+        return Case(runtime=runtime, plan=find_loop(runtime).plan(trace))
     if parse_spec(runtime).name in METHODS:
         compression = parse_compression(runtime)
         plan = make_plan(trace, network, workers=workers, compression=compression)
@@ -174,6 +209,11 @@ def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: fl
     planner = {TORCH: "ddp", TUNED: f"fixed:{round((cap_mb or 0) * MIB)}"}.get(runtime, runtime)
     plan = make_plan(trace, network, workers=workers, planner=planner, collective="native")
     return Case(runtime=runtime, plan=plan, bucket_cap_mb=cap_mb if runtime == TUNED else None)
+
+
+def _predicted(runtime: str, plan: Plan, trace: Trace, network: Network, workers: int) -> Timeline:
+    operations = find_loop(runtime).operations if parse_spec(runtime).name in LOOPS else None
+    return simulate(trace, plan, network, workers=workers, operations=operations)
 
 
 def _question(

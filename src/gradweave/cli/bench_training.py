@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave.bench.training import Settings, check_runtimes, steps, train_on_cluster
+from gradweave.bench.training import Settings, check_runtimes, steps, to_measure, train_on_cluster
 from gradweave.cli.arguments import add_trace_arguments, asked_traces, names, whole_number
 from gradweave.cli.calibrate import cluster_name
 from gradweave.cli.clusters import add_cluster_arguments, asked_cluster, nodes_per_rack
@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=names(DEFAULT_RUNTIMES),
         metavar="R",
         help="torch-ddp, torch-ddp-tuned (its best bucket_cap_mb, found by trying), gradweave (our "
-        "wrapper, which plans by itself), or a planner, whose plan our wrapper is given "
+        "wrapper, which plans by itself), a planner, whose plan our wrapper is given, topk or "
+        "gtopk:DENSITY, sharded (overlap in both passes), or bsp-reduce-broadcast, bsp-allreduce, "
+        "bsp-overlap, each :COLLECTIVE "
         f"(default: {DEFAULT_RUNTIMES})",
     )
     parser.add_argument(
@@ -117,13 +119,14 @@ def _network(options: argparse.Namespace, cluster: Cluster, nodes: int) -> Netwo
     if options.network is not None:
         network = load_network(options.network)
     else:
+        measured = to_measure(options.runtime)
         with progress_bar(None, doing=f"calibrating {nodes} nodes") as advance:
             network = calibrate_cluster(
                 cluster,
                 CalibrationQuestion(
                     name=cluster_name(cluster.spec),
-                    algorithms=("native",),
-                    operations=("all-reduce",),
+                    algorithms=measured.algorithms,
+                    operations=measured.operations,
                     largest_bytes=LARGEST_BYTES,
                     repeats=9,
                     nodes_per_rack=nodes_per_rack(options, nodes),

@@ -1,0 +1,58 @@
+"""What the Linear Pipeline paper's three training loops send, and when."""
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import NamedTuple
+
+from gradweave.errors import RequestError
+from gradweave.plan import Plan, merge
+from gradweave.trace import Trace
+from gradweave.words import Operation, parse_spec
+
+DEFAULT_COLLECTIVE = "linear-pipeline"
+COLLECTIVES = (DEFAULT_COLLECTIVE, "mst", "exchange", "native")
+
+# What happens to gradients, and to weights.
+LOOPS: Mapping[str, tuple[Operation, ...]] = {
+    "bsp-reduce-broadcast": ("reduce", "broadcast"),
+    "bsp-allreduce": ("all-reduce",),
+    "bsp-overlap": ("reduce", "broadcast"),
+}
+
+
+class Loop(NamedTuple):
+    """A loop by a collective, such as ``bsp-overlap:mst``."""
+
+    name: str
+    collective: str
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """In every iteration."""
+        return LOOPS[self.name]
+
+    def plan(self, trace: Trace) -> Plan:
+        """Everything in one message, or one for each layer that is to overlap."""
+        names = [tensor.name for tensor in trace.tensors]
+        layers = groupby(names, lambda name: name.rpartition(".")[0] or name)
+        is_overlapped = self.name == "bsp-overlap"
+        lengths = [len(list(layer)) for _, layer in layers] if is_overlapped else [len(names)]
+        return merge(
+            trace,
+            lengths,
+            planner=self.name,
+            collective=self.collective,
+            overlap=is_overlapped,
+            passes="both" if "broadcast" in self.operations else "backward",
+        )
+
+
+def find_loop(text: str) -> Loop:
+    name, collective = parse_spec(text)
+    if name not in LOOPS:
+        raise RequestError(f"no loop {name!r}; there are {', '.join(LOOPS)}")
+    if (collective or DEFAULT_COLLECTIVE) not in COLLECTIVES:
+        raise RequestError(
+            f"{text}: no collective {collective!r} for it; there are {', '.join(COLLECTIVES)}"
+        )
+    return Loop(name, collective or DEFAULT_COLLECTIVE)
