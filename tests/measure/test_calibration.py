@@ -59,6 +59,19 @@ def test_other_operations_and_what_only_some_of_them_have():
     }
 
 
+def test_the_halves_of_an_all_reduce(small_trace):
+    """What plans for both passes are made from."""
+    halves = ("reduce-scatter", "all-gather")
+    network = on_ranks(2, operations=("all-reduce", *halves), algorithms=("ring",))
+    assert {(c.operation, c.beside) for c in network.costs} == {
+        (operation, beside)
+        for operation in ("all-reduce", *halves)
+        for beside in ("nothing", "compute")
+    }
+    plan = make_plan(small_trace, network, workers=2, passes="both")
+    assert {bucket.collective for bucket in plan.buckets} == {"ring"}
+
+
 def refused(group, options):
     with pytest.raises(RequestError) as caught:
         calibrate(group, name="here", **options)

@@ -12,7 +12,7 @@ from gradweave.planning import PLANNERS, find_planner
 from gradweave.presets import load_network, load_trace
 from gradweave.simulation import Case, cases
 from gradweave.trace import LARGEST_SCALE, Trace
-from gradweave.words import Operation
+from gradweave.words import Operation, Passes
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None:
@@ -46,6 +46,14 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None
         default=[None],
         help="ring, double-tree, parameter-server:4, … (default: what the network was measured "
         "with, otherwise ring)",
+    )
+    jobs.add_argument(
+        "--passes",
+        metavar="P",
+        type=_passes,
+        default=["backward"],
+        help="backward: all-reduced beside it; both: reduce-scattered beside backward and "
+        "all-gathered beside the next forward (default: backward)",
     )
     jobs.add_argument(
         "--compression",
@@ -113,6 +121,7 @@ def asked_cases(options: argparse.Namespace) -> list[Case]:
         planners=options.planner,
         collectives=options.collective,
         compression=options.compression,
+        passes=options.passes,
     )
 
 
@@ -140,11 +149,18 @@ def names(text: str) -> list[str]:
 
 
 def operations(text: str) -> list[str]:
+    return _known(text, get_args(Operation), "operation")
+
+
+def _passes(text: str) -> list[str]:
+    return _known(text, get_args(Passes), "passes")
+
+
+def _known(text: str, known: Sequence[str], what: str) -> list[str]:
     found = names(text)
     for name in found:
-        if name not in get_args(Operation):
-            known = ", ".join(get_args(Operation))
-            raise argparse.ArgumentTypeError(f"no operation {name!r}; there are {known}")
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"no {what} {name!r}; there are {', '.join(known)}")
     return found
 
 

@@ -1,10 +1,12 @@
 """Predict how a job scales: iteration time, exposed communication, efficiency.
 
-For every trace, network, collective, number of workers and planner: merge the gradients as the
-planner says, then simulate one iteration. Example:
+For every trace, network, collective, number of workers, passes and planner: merge the gradients as
+the planner says, then simulate one iteration. Examples:
 
   gradweave simulate --trace googlenet-k80 --network k80-10gbe --workers 16,64,256 \\
       --planner wfbp,single,mgwfbp,optimal --collective ring
+  gradweave simulate --trace resnet50 --network gtopk-1gbe --workers 4,16,64,256,1024,2048 \\
+      --planner optimal --passes backward,both
 """
 
 import argparse
@@ -94,6 +96,7 @@ def _print(outcomes: Sequence[Outcome]) -> None:
         f"{trace} on {network}, {way}; one worker alone: {milliseconds(alone_s)} ms",
         {
             "workers": [str(o.workers) for o in outcomes],
+            "passes": [o.passes for o in outcomes],
             "planner": [o.planner for o in outcomes],
             "messages": [str(o.messages) for o in outcomes],
             "iteration ms": [milliseconds(o.iteration_s) for o in outcomes],

@@ -19,6 +19,7 @@ UNLIMITED_WIDTH = 400
 
 TEXT_COLUMNS = frozenset(
     {
+        "passes",
         "planner",
         "first tensor",
         "last tensor",

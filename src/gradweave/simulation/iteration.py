@@ -1,6 +1,6 @@
 """One training step on paper: forward, backward, and the messages a plan sends."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -10,21 +10,37 @@ from gradweave.network import Network
 from gradweave.plan import Bucket, Plan
 from gradweave.timeline import Span, Timeline
 from gradweave.trace import Trace
+from gradweave.words import Operation
 
 
 def simulate(trace: Trace, plan: Plan, network: Network, *, workers: int) -> Timeline:
     """Each bucket leaves once its last tensor is ready and the bucket before it has left.
 
-    It arrives the network's latency later; meanwhile the next one is on its way.
+    It arrives the network's latency later; meanwhile the next one is on its way. For both passes
+    this is an iteration in steady state: it begins with the all-gathers of what the one before has
+    updated, in the order in which forward needs them, and forward waits for each of them.
     """
     plan.check_describes(trace)
-    spans = [*_forward(trace), *_backward(trace), *_messages(trace, plan, network, workers)]
+    gathers = list(_gathers(trace, plan, network, workers))
+    if plan.overlap:
+        arrived_s = {name: span.end_s for span in gathers for name in span.tensors}
+    else:
+        last_s = max((span.end_s for span in gathers), default=0.0)
+        arrived_s = {name: last_s for span in gathers for name in span.tensors}
+    begin_s = _end_of_forward_s(trace, arrived_s)
+    spans = [
+        *_forward(trace, arrived_s),
+        *_backward(trace, begin_s),
+        *gathers,
+        *_messages(trace, plan, network, workers, begin_s),
+    ]
     return Timeline(spans=tuple(spans))
 
 
-def _forward(trace: Trace) -> Iterator[Span]:
+def _forward(trace: Trace, arrived_s: Mapping[str, float]) -> Iterator[Span]:
     now_s = 0.0
     for tensor in reversed(trace.tensors):
+        now_s = max(now_s, arrived_s.get(tensor.name, 0.0))
         if tensor.forward_s > 0:
             end_s = now_s + tensor.forward_s
             yield Span(
@@ -37,8 +53,14 @@ def _forward(trace: Trace) -> Iterator[Span]:
             now_s = end_s
 
 
-def _backward(trace: Trace) -> Iterator[Span]:
-    begin_s = trace.forward_s
+def _end_of_forward_s(trace: Trace, arrived_s: Mapping[str, float]) -> float:
+    if not arrived_s:
+        return trace.forward_s
+    computed_s = max((span.end_s for span in _forward(trace, arrived_s)), default=0.0)
+    return max(computed_s, *arrived_s.values())
+
+
+def _backward(trace: Trace, begin_s: float) -> Iterator[Span]:
     now_s = begin_s
     for tensor in trace.tensors:
         end_s = begin_s + tensor.ready_s
@@ -53,18 +75,45 @@ def _backward(trace: Trace) -> Iterator[Span]:
             now_s = end_s
 
 
-def _messages(trace: Trace, plan: Plan, network: Network, workers: int) -> Iterator[Span]:
+def _gathers(trace: Trace, plan: Plan, network: Network, workers: int) -> Iterator[Span]:
+    """Forward needs the last bucket of backward first."""
+    if workers == 1 or plan.passes == "backward":
+        return
+    free_s = 0.0
+    nbytes = bucket_bytes(trace, plan)
+    for number, bucket in reversed(list(enumerate(plan.buckets))):
+        by = bucket.collective
+        leave_s = free_s + network.seconds("all-gather", by, nbytes=nbytes[number], workers=workers)
+        latency_s = network.latency_s(by, workers=workers, operation="all-gather")
+        yield Span(
+            lane="communication",
+            label=f"all-gather {number + 1}",
+            start_s=free_s,
+            end_s=leave_s + latency_s,
+            tensors=bucket.tensors,
+            nbytes=int(nbytes[number]),
+        )
+        free_s = leave_s
+
+
+def _messages(
+    trace: Trace, plan: Plan, network: Network, workers: int, begin_s: float
+) -> Iterator[Span]:
+    """Of gradients; backward begins at ``begin_s``."""
     if workers == 1:
         return
-    begin_s = trace.forward_s
     free_s = begin_s
     nbytes = bucket_bytes(trace, plan)
     last_tensors = np.cumsum(plan.lengths) - 1
-    price = {way: _priced(network, way, workers, nbytes) for way in set(map(_way, plan.buckets))}
+    operation: Operation = "all-reduce" if plan.passes == "backward" else "reduce-scatter"
+    price = {
+        way: _priced(network, operation, way, workers, nbytes)
+        for way in set(map(_way, plan.buckets))
+    }
     for number, bucket in enumerate(plan.buckets):
         last = trace.tensors[last_tensors[number]] if plan.overlap else trace.tensors[-1]
         free_s = max(free_s, begin_s + last.ready_s)
-        latency_s = network.latency_s(bucket.collective, workers=workers)
+        latency_s = network.latency_s(bucket.collective, workers=workers, operation=operation)
         for phase, seconds in price[_way(bucket)]:
             leave_s = free_s + float(seconds[number])
             yield Span(
@@ -91,9 +140,12 @@ def _way(bucket: Bucket) -> Way:
 
 
 def _priced(
-    network: Network, way: Way, workers: int, nbytes: FloatArray
+    network: Network, operation: Operation, way: Way, workers: int, nbytes: FloatArray
 ) -> list[tuple[str, FloatArray]]:
     """Each phase of a message sent this way, and what it would cost every bucket."""
     collective, compression = way
+    if operation != "all-reduce":
+        cost = network.cost(operation, collective, workers=workers)
+        return [(operation, cost.seconds(nbytes))]
     phases = network.phases(collective, workers=workers, compression=compression)
     return [(phase, cost.seconds(nbytes)) for phase, cost in phases]

@@ -10,11 +10,12 @@ from gradweave.compression import Compression
 from gradweave.errors import RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan
-from gradweave.planning import make_plan
+from gradweave.planning import OPERATIONS, make_plan
 from gradweave.simulation.iteration import bucket_bytes, simulate
 from gradweave.simulation.jitter import Jitter, slowest
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
+from gradweave.words import Passes
 
 PAPER_WORKERS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -28,6 +29,7 @@ class Case(Struct, frozen=True, kw_only=True):
     planner: str
     collective: str
     compression: Compression | None = None
+    passes: Passes = "backward"
 
     def plan(self) -> Plan:
         return make_plan(
@@ -37,6 +39,7 @@ class Case(Struct, frozen=True, kw_only=True):
             planner=self.planner,
             collective=self.collective,
             compression=self.compression,
+            passes=self.passes,
         )
 
 
@@ -46,6 +49,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     trace: str
     network: str
     workers: int
+    passes: Passes
     planner: str
     collective: str
     compression: str | None
@@ -79,6 +83,7 @@ def cases(
     planners: Sequence[str],
     collectives: Sequence[str | None],
     compression: Compression | None = None,
+    passes: Sequence[Passes] = ("backward",),
 ) -> list[Case]:
     """Every combination; None among the collectives is each network's own."""
     return [
@@ -87,11 +92,12 @@ def cases(
             network=network,
             workers=count,
             planner=planner,
-            collective=collective or network.default_collective,
+            collective=collective or network.default_for(*OPERATIONS[kind]),
             compression=compression,
+            passes=kind,
         )
-        for trace, network, collective, count, planner in product(
-            traces, networks, collectives, workers, planners
+        for trace, network, collective, count, kind, planner in product(
+            traces, networks, collectives, workers, passes, planners
         )
     ]
 
@@ -129,6 +135,7 @@ def _outcome(case: Case, plan: Plan, timelines: Sequence[Timeline]) -> Outcome:
         trace=case.trace.name,
         network=case.network.name,
         workers=case.workers,
+        passes=case.passes,
         planner=case.planner,
         collective=case.collective,
         compression=None if case.compression is None else str(case.compression),
@@ -153,9 +160,12 @@ def _width(trace: Trace) -> int | None:
 
 
 def _extrapolated_from(case: Case, plan: Plan) -> int | None:
-    cost = case.network.cost(
-        "all-reduce", case.collective, workers=case.workers, compression=case.compression
+    known_to_bytes = min(
+        case.network.cost(
+            operation, case.collective, workers=case.workers, compression=case.compression
+        ).known_to_bytes
+        for operation in OPERATIONS[case.passes]
     )
-    if bucket_bytes(case.trace, plan).max() <= cost.known_to_bytes:
+    if bucket_bytes(case.trace, plan).max() <= known_to_bytes:
         return None
-    return int(cost.known_to_bytes)
+    return int(known_to_bytes)
