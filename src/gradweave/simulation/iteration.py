@@ -1,6 +1,6 @@
 """One training step on paper: forward, backward, and the messages a plan sends."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -8,20 +8,36 @@ from gradweave.compression import Compression
 from gradweave.costs.cost import FloatArray
 from gradweave.network import Network
 from gradweave.plan import Bucket, Plan
+from gradweave.planning import OPERATIONS
 from gradweave.timeline import Span, Timeline
 from gradweave.trace import Trace
 from gradweave.words import Operation
 
 
-def simulate(trace: Trace, plan: Plan, network: Network, *, workers: int) -> Timeline:
+def simulate(
+    trace: Trace,
+    plan: Plan,
+    network: Network,
+    *,
+    workers: int,
+    operations: Sequence[Operation] | None = None,
+) -> Timeline:
     """Each bucket leaves once its last tensor is ready and the bucket before it has left.
 
     It arrives the network's latency later; meanwhile the next one is on its way. For both passes
     this is an iteration in steady state: it begins with the all-gathers of what the one before has
     updated, in the order in which forward needs them, and forward waits for each of them.
+
+    ``operations`` are what happens to gradients and, for both passes, to parameters, where that is
+    something else, such as reduce and broadcast.
     """
     plan.check_describes(trace)
-    gathers = list(_gathers(trace, plan, network, workers))
+    of_gradients, *of_parameters = operations or OPERATIONS[plan.passes]
+    gathers = [
+        span
+        for operation in of_parameters
+        for span in _gathers(trace, plan, network, workers, operation)
+    ]
     if plan.overlap:
         arrived_s = {name: span.end_s for span in gathers for name in span.tensors}
     else:
@@ -32,7 +48,7 @@ def simulate(trace: Trace, plan: Plan, network: Network, *, workers: int) -> Tim
         *_forward(trace, arrived_s),
         *_backward(trace, begin_s),
         *gathers,
-        *_messages(trace, plan, network, workers, begin_s),
+        *_messages(trace, plan, network, workers, begin_s=begin_s, operation=of_gradients),
     ]
     return Timeline(spans=tuple(spans))
 
@@ -75,19 +91,21 @@ def _backward(trace: Trace, begin_s: float) -> Iterator[Span]:
             now_s = end_s
 
 
-def _gathers(trace: Trace, plan: Plan, network: Network, workers: int) -> Iterator[Span]:
+def _gathers(
+    trace: Trace, plan: Plan, network: Network, workers: int, operation: Operation
+) -> Iterator[Span]:
     """Forward needs the last bucket of backward first."""
-    if workers == 1 or plan.passes == "backward":
+    if workers == 1:
         return
     free_s = 0.0
     nbytes = bucket_bytes(trace, plan)
     for number, bucket in reversed(list(enumerate(plan.buckets))):
         by = bucket.collective
-        leave_s = free_s + network.seconds("all-gather", by, nbytes=nbytes[number], workers=workers)
-        latency_s = network.latency_s(by, workers=workers, operation="all-gather")
+        leave_s = free_s + network.seconds(operation, by, nbytes=nbytes[number], workers=workers)
+        latency_s = network.latency_s(by, workers=workers, operation=operation)
         yield Span(
             lane="communication",
-            label=f"all-gather {number + 1}",
+            label=f"{operation} {number + 1}",
             start_s=free_s,
             end_s=leave_s + latency_s,
             tensors=bucket.tensors,
@@ -97,7 +115,13 @@ def _gathers(trace: Trace, plan: Plan, network: Network, workers: int) -> Iterat
 
 
 def _messages(
-    trace: Trace, plan: Plan, network: Network, workers: int, begin_s: float
+    trace: Trace,
+    plan: Plan,
+    network: Network,
+    workers: int,
+    *,
+    begin_s: float,
+    operation: Operation,
 ) -> Iterator[Span]:
     """Of gradients; backward begins at ``begin_s``."""
     if workers == 1:
@@ -105,7 +129,6 @@ def _messages(
     free_s = begin_s
     nbytes = bucket_bytes(trace, plan)
     last_tensors = np.cumsum(plan.lengths) - 1
-    operation: Operation = "all-reduce" if plan.passes == "backward" else "reduce-scatter"
     price = {
         way: _priced(network, operation, way, workers, nbytes)
         for way in set(map(_way, plan.buckets))
