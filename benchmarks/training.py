@@ -134,6 +134,17 @@ EXPERIMENTS += [
         iterations=1,
     ),
     Experiment(
+        name="timeline",
+        title="Our wrapper with and without a timeline, thirty times in turn: 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=tuple(pair for pair in SHIPPED if pair[0] in PAIRED),
+        forward_s=0.05,
+        backward_s=0.1,
+        runtimes=("optimal", "timeline:optimal", "wfbp", "timeline:wfbp"),
+        repeats=30,
+        iterations=1,
+    ),
+    Experiment(
         name="eighth",
         title="ResNet-50, an eighth of its parameters, 4 nodes at 1 Gbit/s",
         clusters=((4, "1gbit"),),
@@ -232,6 +243,8 @@ def page(everything: Everything, stem: str) -> str:
             lines += ["", f"## {experiment.title}", "", _settings(experiment), ""]
             if experiment.name == "pairs":
                 lines += _pairs(found)
+            elif experiment.name == "timeline":
+                lines += _noting(found)
             else:
                 lines += _order(found) if experiment.times > 1 else _table(found)
             if experiment.name == "scaling":
@@ -291,6 +304,26 @@ def _pairs(found: list[Measured]) -> list[str]:
             f"| {_ratio(rows['gradweave'], rows['torch-ddp-tuned'])} "
             f"| {_ratio(rows['ddp'], rows['torch-ddp'])} |"
         )
+    return lines
+
+
+def _noting(found: list[Measured]) -> list[str]:
+    """What noting a timeline costs, for the best plan and for as many messages as there can be."""
+    lines = [
+        "A ratio is with a timeline over without, the same plan in the same repeat: mean and 95 % "
+        "interval.",
+        "",
+        "| trace | scale | planner | messages | without ms | with / without |",
+        "|---|---:|---|---:|---:|---:|",
+    ]
+    for one in found:
+        rows = {row.runtime: row for row in one.results}
+        for planner in ("optimal", "wfbp"):
+            plain, noting = rows[planner], rows[f"timeline:{planner}"]
+            lines.append(
+                f"| {plain.trace} | {one.parameter_scale:g} | {planner} | {plain.messages} "
+                f"| {plain.iteration_s * 1e3:,.0f} | {_ratio(noting, plain)} |"
+            )
     return lines
 
 

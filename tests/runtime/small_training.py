@@ -58,12 +58,12 @@ def trained(wrapped, rank, *, steps, until_settled=False, accumulate=1):
     return taken, [parameter.detach().clone() for parameter in wrapped.parameters()]
 
 
-def same_bits(group, ours, torchs, **training):
+def same_bits(group, ours, torchs, *, make=network, **training):
     """Both take the same number of steps on the same data; whether their weights are equal."""
-    wrapped = DistributedDataParallel(network(), **ours)
+    wrapped = DistributedDataParallel(make(), **ours)
     steps, weights = trained(wrapped, group.rank(), **training)
     training = {"accumulate": training.get("accumulate", 1), "steps": steps}
-    _, expected = trained(TorchDDP(network(), **torchs), group.rank(), **training)
+    _, expected = trained(TorchDDP(make(), **torchs), group.rank(), **training)
     return all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
 
 

@@ -29,6 +29,8 @@ TORCH, TUNED, OURS, COMPUTE = "torch-ddp", "torch-ddp-tuned", "gradweave", "comp
 SHARDED = "sharded"
 # By our collectives, whose reduce-scatter is faster than gloo's.
 SHARDED_COLLECTIVE = "ring"
+# With a planner behind its colon: its plan, under a wrapper that notes a timeline.
+NOTING = "timeline"
 
 # What a patient user would try for `bucket_cap_mb`.
 SWEPT_MB = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 35, 50, 75, 100, 150, 200)
@@ -40,6 +42,7 @@ class Case(Struct, frozen=True, kw_only=True):
     runtime: str
     plan: Plan | None = None
     bucket_cap_mb: float | None = None  # torch's own argument, where the runtime is torch's own
+    noting: bool = False  # a timeline, while it is timed
 
 
 class TrainingQuestion(Struct, frozen=True, kw_only=True):
@@ -87,7 +90,7 @@ def check_runtimes(runtimes: Sequence[str]) -> None:
             parse_compression(name)
             continue
         try:
-            find_planner(name)
+            find_planner(_planner(name))
         except RequestError as error:
             raise RequestError(f"{error}; or {', '.join(known)}") from None
     if len(set(runtimes)) < len(runtimes):
@@ -206,9 +209,21 @@ def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: fl
         compression = parse_compression(runtime)
         plan = make_plan(trace, network, workers=workers, compression=compression)
         return Case(runtime=runtime, plan=plan)
-    planner = {TORCH: "ddp", TUNED: f"fixed:{round((cap_mb or 0) * MIB)}"}.get(runtime, runtime)
+    planner = {TORCH: "ddp", TUNED: f"fixed:{round((cap_mb or 0) * MIB)}"}.get(
+        runtime, _planner(runtime)
+    )
     plan = make_plan(trace, network, workers=workers, planner=planner, collective="native")
-    return Case(runtime=runtime, plan=plan, bucket_cap_mb=cap_mb if runtime == TUNED else None)
+    return Case(
+        runtime=runtime,
+        plan=plan,
+        bucket_cap_mb=cap_mb if runtime == TUNED else None,
+        noting=parse_spec(runtime).name == NOTING,
+    )
+
+
+def _planner(runtime: str) -> str:
+    """``timeline:optimal`` is planned by ``optimal``."""
+    return runtime.removeprefix(f"{NOTING}:")
 
 
 def _predicted(runtime: str, plan: Plan, trace: Trace, network: Network, workers: int) -> Timeline:

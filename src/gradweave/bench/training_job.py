@@ -37,7 +37,7 @@ def found_by_itself(trainee: Trainee) -> Prediction:
 
 def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingAnswer:
     taken_s = []
-    with running(case, trainee) as run:
+    with running(case, trainee, noting=case.noting) as run:
         for _ in range(question.warmup):
             run.step()
         correct = run.is_correct()

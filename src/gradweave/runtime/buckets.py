@@ -16,9 +16,9 @@ from gradweave.words import MIB
 
 
 def planned_parameters(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
-    """Whose gradients travel."""
+    """Whose gradients travel, by the names they have where nothing is compiled."""
     return {
-        name: parameter
+        name.replace("_orig_mod.", ""): parameter
         for name, parameter in ddp.module.named_parameters()
         if parameter.requires_grad and name not in ddp.parameters_to_ignore
     }

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave.comm import Communicator
 from gradweave.comm.communicator import same_ranks
 from gradweave.comm.worker import CommunicationThread
-from gradweave.errors import RequestError
+from gradweave.errors import PlanMismatch, RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
@@ -33,7 +33,13 @@ from gradweave.runtime.explain import explanation
 from gradweave.runtime.findings import Findings
 from gradweave.runtime.given import PlanSource, device_name, given_plan
 from gradweave.runtime.hooks import BucketSender, send_bucket
-from gradweave.runtime.options import Options, check_caps, why_unplannable
+from gradweave.runtime.options import (
+    COMPILED,
+    Options,
+    check_caps,
+    is_compiled,
+    why_unplannable,
+)
 from gradweave.runtime.passes import Backward, batch_size
 from gradweave.runtime.pilot import Pilot
 from gradweave.runtime.swap import bucket_fields, swap_reducer
@@ -46,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 # Steps after a change of buckets before torch may report the new ones.
 CHECKED_AFTER_STEPS = 4
+# torch.compile refuses wrappers whose largest cap is smaller.
+COMPILABLE_CAP_MB = 1.0
 
 
 class DistributedDataParallel(TorchDDP):
@@ -118,6 +126,7 @@ class DistributedDataParallel(TorchDDP):
         self._recorder: SpanRecorder | None = None
         self._clock_offset_s = 0.0
         self._step = 0
+        self._is_compiled = False
         self._unchecked: tuple[int, list[int]] | None = None
         self._pilot: Pilot | None = None
         why = why_unplannable(module, self._planned, torch_options, self.process_group.size())
@@ -190,25 +199,36 @@ class DistributedDataParallel(TorchDDP):
         return self._sparse
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        is_synced = self._before_forward(inputs, is_compiling=torch.compiler.is_compiling())
+        output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if is_synced:
+            self._after_forward(output)
+        return output
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_forward(self, inputs: tuple[Any, ...], *, is_compiling: bool) -> bool:
+        """Whether gradients of this pass are synchronised."""
         if self._sender is not None and self._sender.failure is not None:
             raise self._sender.failure
-        is_synced = torch.is_grad_enabled() and self.require_backward_grad_sync
+        self._is_compiled |= is_compiling or (self._step == 0 and is_compiled(self.module))
+        if self._is_compiled and self._pilot is not None:
+            self._pilot.stop(COMPILED)
+        is_synced: bool = torch.is_grad_enabled() and self.require_backward_grad_sync
         if self._backward.has_begun and (is_synced or self._may_change_before_no_sync()):
             self._backward.has_begun = False
             self._begin_step(inputs)
         if is_synced:
             self._begin_pass()
-        output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        if is_synced:
-            where = None
-            if self._sender is None:  # whose failures say more than this
-                where = f"rank {self.process_group.rank()}, step {self._step}"
-            self._backward.watch(output, where=where)
-            if self._recorder is not None:
-                self._recorder.backward()
-        return output
+        return is_synced
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after_forward(self, output: Any) -> None:
+        where = None
+        if self._sender is None:  # whose failures say more than this
+            where = f"rank {self.process_group.rank()}, step {self._step}"
+        self._backward.watch(output, where=where)
+        if self._recorder is not None:
+            self._recorder.backward()
 
     def _may_change_before_no_sync(self) -> bool:
         """A reducer remembers what was used without synchronising, so a step begins there.
@@ -276,7 +296,12 @@ class DistributedDataParallel(TorchDDP):
             return
         planned = self._unchecked[1]
         self._unchecked = None
-        check_buckets(self, planned)
+        try:
+            check_buckets(self, planned)
+        except PlanMismatch as difference:
+            if not self._is_compiled:
+                raise
+            logger.warning("compiled code yields gradients in its own order: %s", difference)
 
     def _new_pilot(self, given: Plan | Recipe | None) -> Pilot:
         # The pilot must not keep the wrapper alive: it has to die before its process group.
@@ -322,6 +347,8 @@ class DistributedDataParallel(TorchDDP):
                 caps_mb = bucket_caps_mb(what.plan, bytes_of)
         if self.find_unused_parameters and not self.static_graph:
             caps_mb = caps_mb[::-1]  # torch goes through the declaration, then turns it round
+        if caps_mb and max(caps_mb) < COMPILABLE_CAP_MB:
+            caps_mb = [*caps_mb, COMPILABLE_CAP_MB]  # of a bucket that nothing is left for
         cap_mb = None if caps_mb else self._torch_cap_mb
         swap_reducer(self, self._planned.values(), bucket_cap_mb=cap_mb, caps_mb=caps_mb)
         self._hook(collectives)

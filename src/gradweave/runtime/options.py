@@ -26,6 +26,8 @@ UNPLANNABLE = (
     "device_mesh",
     "bucket_cap_mb_list",
 )
+# Its graph is split by the buckets it begins with.
+COMPILED = "a compiled model is not planned for in training; give a plan, made without compiling"
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -96,6 +98,14 @@ def check_plan(plan: object) -> None:
             )
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """The model or a part of it, by torch.compile or by its own method."""
+    return any(
+        isinstance(part, OptimizedModule) or part._compiled_call_impl is not None  # noqa: SLF001
+        for part in module.modules()
+    )
+
+
 def why_unplannable(
     module: nn.Module,
     parameters: Mapping[str, nn.Parameter],
@@ -107,16 +117,12 @@ def why_unplannable(
     names = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
     given = [name for name in UNPLANNABLE if torch_options.get(name) is not None]
     embeddings = (nn.Embedding, nn.EmbeddingBag)
-    parts = list(module.modules())
     reasons = {
         "one worker sends no messages": workers == 1,
         f"{', '.join(given)} is given": bool(given),
         f"torch buckets each type and device by itself, and there are {names}": len(kinds) > 1,
         "sparse gradients travel by themselves": any(
-            isinstance(part, embeddings) and part.sparse for part in parts
-        ),
-        "the model is compiled, and its graph is split by the buckets": any(
-            isinstance(part, OptimizedModule) for part in parts
+            isinstance(part, embeddings) and part.sparse for part in module.modules()
         ),
         "an optimizer runs in backward": any(
             hasattr(p, "_in_backward_optimizers") for p in parameters.values()

@@ -113,6 +113,8 @@ class Pilot:
         """Keep what there is; from now on nothing is measured and nothing changes."""
         if self.found.stage == "not begun" and self._given_plan is not None:
             self.step(self._batch_size)  # a given plan needs no planning
+        if self._course is not None and self.is_settled and self._options.replan_when is not None:
+            logger.warning("no more planning again: %s", why)
         self.close()
         if not self.is_settled:
             self._give_up(why)

@@ -1,0 +1,119 @@
+"""torch.compile, around the wrapper and inside: torch's gradients, a given plan, no planning."""
+
+import logging
+
+import pytest
+import torch
+from small_training import QUICK, batch, network, on_two, plan_of, trained
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from gradweave.runtime.buckets import torch_bucket_bytes
+from gradweave.runtime.ddp import DistributedDataParallel
+
+WHY = "a compiled model is not planned for in training; give a plan, made without compiling"
+
+
+class Model(nn.Sequential):
+    """With a forward of its own: torch's would not be compiled, only inlined."""
+
+    def forward(self, value):
+        for part in self:
+            value = part(value)
+        return value
+
+
+def model():
+    return Model(*network())
+
+
+def warnings_of_ours():
+    """Of this rank, as they come."""
+    found = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())
+    logging.getLogger("gradweave").addHandler(handler)
+    return found
+
+
+def gradients(call, rank):
+    found = []
+    for step in range(8):
+        call.zero_grad()
+        call(batch(step, rank)).square().sum().backward()
+        found.append([p.grad.clone() for p in call.parameters()])
+    return found
+
+
+def same_gradients(call, rank):
+    """As torch's wrapper gives without a compiler, which may calculate in another order."""
+    pairs = zip(gradients(call, rank), gradients(TorchDDP(model()), rank), strict=True)
+    each = (zip(ours, torchs, strict=True) for ours, torchs in pairs)
+    return all(torch.allclose(a, b, rtol=1e-5) for step in each for a, b in step)
+
+
+def compiled(group, where, backend, options):
+    found = warnings_of_ours()
+    if where == "inside":
+        call = wrapped = DistributedDataParallel(torch.compile(model(), backend=backend), **options)
+    elif where == "around":
+        wrapped = DistributedDataParallel(model(), **options)
+        call = torch.compile(wrapped, backend=backend)
+    else:
+        call = wrapped = DistributedDataParallel(model(), **options)
+        wrapped.module.compile(backend=backend)
+    same = same_gradients(call, group.rank())
+    assert counters["stats"]["unique_graphs"] > 0
+    return same, found, wrapped.explain(), torch_bucket_bytes(wrapped)
+
+
+@pytest.mark.parametrize("where", ["inside", "around", "in place"])
+def test_without_a_plan_torchs_buckets_stay(tmp_path, where):
+    """Seconds: every rank imports a compiler."""
+    for same, warnings, explained, _ in on_two(compiled, where, "eager", {}, scratch=tmp_path):
+        assert same
+        assert warnings == [f"keeping torch's own buckets: {WHY}"]
+        assert explained == f"torch's own buckets stay: {WHY}."
+
+
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_a_given_plan_is_used_and_stays(tmp_path, where):
+    """Though all its buckets are smaller than the 1 MiB that torch.compile asks for."""
+    options = {"plan": plan_of(1, 1, 3), "replan_when": 0.1}
+    for same, warnings, explained, sizes in on_two(
+        compiled, where, "eager", options, scratch=tmp_path
+    ):
+        assert same
+        assert warnings == [f"no more planning again: {WHY}"]
+        assert explained == "3 messages by native, as given."
+        assert sizes == [40, 20, 432]
+
+
+def test_code_that_yields_gradients_in_another_order(tmp_path):
+    """A compiled backward pass yields all at once, in the order of declaration."""
+    options = {"plan": plan_of(2, 3)}
+    for same, (warning,), _, sizes in on_two(
+        compiled, "inside", "aot_eager", options, scratch=tmp_path
+    ):
+        assert same
+        assert warning.startswith("compiled code yields gradients in its own order: torch made 2")
+        assert sum(sizes) == 492
+
+
+def compiled_late(group):
+    """When planning has begun."""
+    found = warnings_of_ours()
+    wrapped = DistributedDataParallel(model(), **QUICK)
+    trained(wrapped, group.rank(), steps=3)
+    before = wrapped.findings().stage
+    wrapped.module.load_state_dict(network().state_dict())
+    call = torch.compile(wrapped, backend="eager")
+    same = same_gradients(call, group.rank())
+    hooks = sum(len(part._forward_pre_hooks) for part in wrapped.module.modules())
+    return before, same, found, wrapped.findings().stage, hooks
+
+
+def test_planning_ends_where_compiled_code_begins(tmp_path):
+    expected = ("recording", True, [f"keeping torch's own buckets: {WHY}"], "settled", 0)
+    assert on_two(compiled_late, scratch=tmp_path) == [expected] * 2
