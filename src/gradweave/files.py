@@ -23,12 +23,12 @@ AnyValue = Trace | Network | Plan | Timeline | Results | Losses | Recipe
 
 SCHEMAS: dict[type, str] = {
     Trace: "gradweave.trace/1",
-    Network: "gradweave.network/2",
+    Network: "gradweave.network/3",
     Plan: "gradweave.plan/1",
     Timeline: "gradweave.timeline/1",
     Results: "gradweave.results/1",
     Losses: "gradweave.losses/1",
-    Recipe: "gradweave.recipe/1",
+    Recipe: "gradweave.recipe/2",
 }
 
 
@@ -41,9 +41,23 @@ def _network_2(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "costs": [{**added, **c} if isinstance(c, dict) else c for c in costs]}
 
 
+def _network_3(document: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 did not know what selecting gradients costs."""
+    return {**document, "selection_s_per_element": 0.0}
+
+
+def _recipe_2(document: dict[str, Any]) -> dict[str, Any]:
+    network = document.get("network")
+    if not isinstance(network, dict):
+        return document
+    return {**document, "network": _network_3(network)}
+
+
 # How a file of an older version becomes one of the next.
 UPGRADES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "gradweave.network/1": ("gradweave.network/2", _network_2),
+    "gradweave.network/2": ("gradweave.network/3", _network_3),
+    "gradweave.recipe/1": ("gradweave.recipe/2", _recipe_2),
 }
 
 

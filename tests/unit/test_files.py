@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 from strategies import costs, traces
 
 from gradweave import (
@@ -24,6 +25,7 @@ from gradweave import (
     presets,
     simulate,
 )
+from gradweave.recipe import Recipe
 from gradweave.results import Results
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -55,7 +57,7 @@ def test_compression_and_links_come_back_too(small_trace):
     assert there_and_back(plan) == plan
 
 
-CURRENT = {Trace: 1, Network: 2, Plan: 1, Timeline: 1, Results: 1}
+CURRENT = {Trace: 1, Network: 3, Plan: 1, Timeline: 1, Results: 1}
 
 
 @pytest.mark.parametrize("kind", CURRENT)
@@ -69,6 +71,29 @@ def test_networks_of_version_1_have_no_latency():
     network = files.read(GOLDEN / "network-1.json", Network)
     assert [(entry.beside, entry.latency_s) for entry in network.costs] == [("nothing", 0.0)] * 2
     assert network.costs[0].cost == Line(startup_s=0.0005, s_per_byte=2.5e-09)
+
+
+def test_older_networks_select_for_nothing():
+    network = files.read(GOLDEN / "network-2.json", Network)
+    assert network.selection_s_per_element == 0.0
+    assert replace(network, selection_s_per_element=6e-10) == files.read(
+        GOLDEN / "network-3.json", Network
+    )
+
+
+def test_a_recipe_of_version_1_has_such_a_network(small_trace):
+    network = load_network("k80-10gbe")
+    recipe = Recipe(
+        workers=4,
+        device="cpu",
+        plan=make_plan(small_trace, network, workers=4),
+        trace=small_trace,
+        network=network,
+    )
+    document = json.loads(files.dumps(recipe))
+    del document["network"]["selection_s_per_element"]
+    document["schema"] = "gradweave.recipe/1"
+    assert files.loads(json.dumps(document), Recipe, origin="old") == recipe
 
 
 @pytest.mark.parametrize("name", presets.trace_names())

@@ -85,6 +85,12 @@ def check_runtimes(runtimes: Sequence[str]) -> None:
         raise RequestError(f"a runtime stands twice in {','.join(runtimes)}")
 
 
+def density_of(runtimes: Sequence[str]) -> float | None:
+    """Of the first of them that sends a share of the gradients only."""
+    thinned = (parse_compression(r) for r in runtimes if parse_spec(r).name in METHODS)
+    return next((compression.density for compression in thinned), None)
+
+
 def train_on_cluster(
     cluster: Cluster,
     trace: Trace,
@@ -167,6 +173,8 @@ def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: fl
         return Case(runtime=OURS)
     if parse_spec(runtime).name in METHODS:
         compression = parse_compression(runtime)
+        if compression.method == "gtopk":
+            compression = replace(compression, method="gtopk-butterfly")
         plan = make_plan(trace, network, workers=workers, compression=compression)
         return Case(runtime=runtime, plan=plan)
     planner = {TORCH: "ddp", TUNED: f"fixed:{round((cap_mb or 0) * MIB)}"}.get(runtime, runtime)

@@ -18,7 +18,7 @@ from torch import nn
 
 from gradweave.comm import Communicator
 from gradweave.comm.agree import broadcast_text, group_device, largest, ranks_that_differ
-from gradweave.compression import Compression, Method
+from gradweave.costs.sparse import BYTES_PER_ELEMENT
 from gradweave.errors import PlanMismatch
 from gradweave.measure.backward import Iteration, Observer, observing, recording_of
 from gradweave.measure.network import calibrate
@@ -29,6 +29,7 @@ from gradweave.runtime.calibration import Calibration, Ended
 from gradweave.runtime.candidates import Candidate, shortlist, torch_lengths
 from gradweave.runtime.findings import Findings, Trial
 from gradweave.runtime.options import AUTO, Options
+from gradweave.runtime.thinning import planned_compression, verdict, with_selection_cost
 from gradweave.runtime.window import ComputeWindow
 from gradweave.simulation import simulate
 from gradweave.trace import Trace
@@ -45,8 +46,6 @@ LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
 AUTO_COLLECTIVES = ("native", "recursive-doubling")
 AUTO_TIERED = "blueconnect"
 DRIFT_STEPS = 20
-# Beyond every warm-up.
-LAST_STEP = 1 << 60
 # Of two plans that differ by less, the one with the better prediction stays.
 TRIAL_NOISE = 0.01
 
@@ -149,6 +148,11 @@ class Pilot:
 
     def _planned(self) -> Generator[None, None, bool]:
         """Record and calibrate, plan, try, choose; whether there is a plan in the end."""
+        sparse = self._options.compression
+        widths = {parameter.element_size() for parameter in self._parameters.values()}
+        if sparse is not None and widths != {BYTES_PER_ELEMENT}:
+            self._give_up("sparse messages have a price for gradients of 4 bytes only")
+            return False
         self.found = Findings(stage="recording")
         self._adopt("one bucket")
         observed, calibration = yield from self._observed_and_calibrated()
@@ -163,6 +167,8 @@ class Pilot:
         if isinstance(trace, str):
             self._give_up(trace)
             return False
+        if sparse is not None:
+            network = with_selection_cost(network, sparse, self._parameters, self._group)
         self.found.trace, self.found.network = trace, network
         candidates = self._candidates(trace, network)
         self.found.stage = "trying"
@@ -269,7 +275,7 @@ class Pilot:
 
     def _candidates(self, trace: Trace, network: Network) -> list[Candidate]:
         """Rank 0 decides; what it says travels as JSON."""
-        text = ""
+        text, sparse = "", self._options.compression
         if self._group.rank() == 0:
             found = shortlist(
                 trace,
@@ -282,19 +288,11 @@ class Pilot:
                     bucket_cap_mb=self._torch_cap_mb,
                     is_declared=self._keeps_declared_order,
                 ),
-                compression=self._compression(),
+                compression=None if sparse is None else planned_compression(sparse),
             )
             text = msgspec.json.encode(found).decode()
         text = broadcast_text(self._group, text, device=self._device)
         return msgspec.json.decode(text, type=list[Candidate])
-
-    def _compression(self) -> Compression | None:
-        """As the planner knows it, with the density that will last."""
-        sparse = self._options.compression
-        if sparse is None:
-            return None
-        method: Method = "topk" if sparse.exchange == "topk" else "gtopk"
-        return Compression(method=method, density=sparse.density_at(LAST_STEP))
 
     def _tried(self, candidate: Candidate) -> Iterator[None]:
         self._check_plan(candidate.plan)
@@ -326,6 +324,9 @@ class Pilot:
             best.plan.planner,
             best.predicted_s * 1e3,
         )
+        found = verdict(trace, best.plan, network, workers=self._group.size())
+        if found is not None and not found.pays:
+            logger.warning("%s", found)
 
     def _until_drift(self) -> Iterator[None]:
         """Ends when steps take another time than they did when the plan was chosen."""

@@ -64,9 +64,11 @@ def _messages(trace: Trace, plan: Plan, network: Network, workers: int) -> Itera
     for number, bucket in enumerate(plan.buckets):
         last = trace.tensors[last_tensors[number]] if plan.overlap else trace.tensors[-1]
         free_s = max(free_s, begin_s + last.ready_s)
-        latency_s = network.latency_s(bucket.collective, workers=workers)
-        for phase, seconds in price[_way(bucket)]:
+        phases = price[_way(bucket)]
+        for phase, seconds in phases:
             leave_s = free_s + float(seconds[number])
+            is_last = phase == phases[-1][0]
+            latency_s = network.latency_s(bucket.collective, workers=workers) if is_last else 0.0
             yield Span(
                 lane="communication",
                 label=f"{phase} {number + 1}",

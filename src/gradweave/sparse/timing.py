@@ -10,11 +10,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.errors import RequestError
-from gradweave.sparse.residual import Flat
-from gradweave.sparse.select import SELECTIONS, compile_kernels, select
+from gradweave.sparse.residual import Flat, carried_type
+from gradweave.sparse.select import SELECTIONS, compile_kernels, default_selection, select
 from gradweave.sparse.vectors import SparseVector, elements_kept
 
 BASELINE = "torch-topk"
+
+# Of a selection that is timed in passing: beyond the caches, and over soon.
+MOST_TIMED = 1 << 20
+TIMES = 3
 
 
 class SelectionTiming(Struct, frozen=True, kw_only=True):
@@ -72,6 +76,27 @@ def time_selections(
         return list(timings.values())
     base_s = timings[BASELINE].median_s
     return [replace(timing, ratio=base_s / timing.median_s) for timing in timings.values()]
+
+
+def selection_s_per_element(
+    numel: int, *, like: torch.Tensor, density: float, method: str | None
+) -> float:
+    """On the device and for gradients of the type of ``like``; takes a few milliseconds."""
+    numel = max(1, min(numel, MOST_TIMED))
+    kind = carried_type(like.dtype)
+    kept, pending = (torch.zeros(numel, dtype=kind, device=like.device) for _ in range(2))
+    gradient = torch.randn(numel).to(like.device, like.dtype)
+    times_s = []
+    for _ in range(1 + TIMES):
+        started_s = perf_counter()
+        select(
+            Flat((), kept, pending),
+            gradient,
+            k=elements_kept(numel, density),
+            method=method or default_selection(like.device),
+        )
+        times_s.append(perf_counter() - started_s)
+    return median(times_s[1:]) / numel
 
 
 def _is_exact(flat: Flat, gradient: torch.Tensor, chosen: SparseVector, k: int) -> bool:
