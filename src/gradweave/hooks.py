@@ -18,7 +18,7 @@ from gradweave.comm import Communicator
 from gradweave.comm.worker import CommunicationThread
 from gradweave.errors import RequestError
 from gradweave.runtime.hooks import BucketSender, send_bucket
-from gradweave.runtime.wrapped import planned_parameters, same_ranks
+from gradweave.runtime.wrapped import check_compressible, planned_parameters, same_ranks
 from gradweave.sparse.settings import GTopK, Sparse, TopK
 from gradweave.sparse.training import SparseTraining
 
@@ -42,6 +42,7 @@ class SparseState:
         grad_scaler: torch.amp.GradScaler | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        check_compressible(ddp.module)
         group = group or same_ranks(ddp.process_group)
         self.settings = settings
         # Not the wrapper itself, which has this state: it must die before its process group.

@@ -35,7 +35,7 @@ from gradweave.runtime.options import Options, check_caps, why_unplannable
 from gradweave.runtime.passes import Backward, batch_size
 from gradweave.runtime.pilot import Pilot
 from gradweave.runtime.swap import bucket_fields, swap_reducer
-from gradweave.runtime.wrapped import planned_parameters, same_ranks
+from gradweave.runtime.wrapped import check_compressible, planned_parameters, same_ranks
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.training import SparseTraining
 from gradweave.timeline import Timeline
@@ -99,6 +99,8 @@ class DistributedDataParallel(TorchDDP):
         )
         torch_options |= _named(torch_arguments)
         check_caps(torch_options)
+        if compression is not None:
+            check_compressible(module)
         super().__init__(module, **torch_options)
         self._options, self._make_group = options, make_group
         self._torch_cap_mb: float | None = torch_options.get("bucket_cap_mb")

@@ -9,9 +9,8 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gradweave.errors import RequestError
 from gradweave.sparse.residual import Flat, carried_type
-from gradweave.sparse.select import SELECTIONS, compile_kernels, default_selection, select
+from gradweave.sparse.select import compile_kernels, default_selection, find_selection, select
 from gradweave.sparse.vectors import SparseVector, elements_kept
 
 BASELINE = "torch-topk"
@@ -46,8 +45,7 @@ def time_selections(
     The first run of each is not counted; ``on_timed`` is called after every run.
     """
     for method in methods:
-        if method not in SELECTIONS:
-            raise RequestError(f"no selection {method!r}; there are {', '.join(SELECTIONS)}")
+        find_selection(method)
     k = elements_kept(numel, density)
     compile_kernels(torch.float32)
     generator = torch.Generator().manual_seed(0)
