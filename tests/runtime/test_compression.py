@@ -162,6 +162,35 @@ def test_narrow_gradients(tmp_path, dtype, density):
     assert left.any() == (density < 1)
 
 
+def small_ones_whole(group):
+    """Biases as torch averages them, weights thinned out."""
+    gradients = []
+    for wrap in (
+        lambda model: DistributedDataParallel(
+            model, compression=GTopK(density=0.1, dense_below=10, whole_model=True)
+        ),
+        TorchDDP,
+    ):
+        torch.manual_seed(0)
+        wrapped = wrap(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)))
+        torch.manual_seed(group.rank())
+        wrapped(torch.randn(4, 6)).square().mean().backward()
+        gradients.append([parameter.grad for parameter in wrapped.parameters()])
+    return [
+        (torch.equal(ours, torchs), int(ours.count_nonzero()))
+        for ours, torchs in zip(*gradients, strict=True)
+    ]
+
+
+def test_small_tensors_travel_whole(tmp_path):
+    for weights, bias, more_weights, last_bias in on_processes(
+        2, small_ones_whole, scratch=tmp_path
+    ):
+        assert (bias, last_bias) == ((True, 9), (True, 3))
+        assert not weights[0]
+        assert weights[1] + more_weights[1] == round(0.1 * (54 + 27))
+
+
 def without_a_price(group):
     wrapped = DistributedDataParallel(linear(torch.bfloat16), compression=GTopK(density=0.1))
     for step in range(3):
