@@ -18,6 +18,7 @@ from gradweave.comm import Communicator
 from gradweave.comm.worker import CommunicationThread
 from gradweave.errors import RequestError
 from gradweave.runtime.hooks import BucketSender, send_bucket
+from gradweave.runtime.regroup import PlannedBuckets
 from gradweave.runtime.wrapped import check_compressible, planned_parameters, same_ranks
 from gradweave.sparse.settings import GTopK, Sparse, TopK
 from gradweave.sparse.training import SparseTraining
@@ -51,7 +52,9 @@ class SparseState:
         )
         thread = CommunicationThread(Communicator(group))
         weakref.finalize(self, thread.close).atexit = False
-        self.sender = BucketSender(group, thread=thread, sparse=self._training)
+        self.sender = BucketSender(
+            group, thread=thread, sparse=PlannedBuckets(self._training, thread, planned=())
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's, after the optimizer's step; ``gradweave.sparse.checkpoint`` keeps it."""

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ from gradweave.runtime.hooks import BucketSender, send_bucket
 from gradweave.runtime.options import Options, check_caps, why_unplannable
 from gradweave.runtime.passes import Backward, batch_size
 from gradweave.runtime.pilot import Pilot
+from gradweave.runtime.regroup import PlannedBuckets
 from gradweave.runtime.swap import bucket_fields, swap_reducer
 from gradweave.runtime.wrapped import check_compressible, planned_parameters, same_ranks
 from gradweave.sparse.settings import Sparse
@@ -321,9 +322,10 @@ class DistributedDataParallel(TorchDDP):
             caps_mb = caps_mb[::-1]  # torch goes through the declaration, then turns it round
         cap_mb = None if caps_mb else self._torch_cap_mb
         swap_reducer(self, self._planned.values(), bucket_cap_mb=cap_mb, caps_mb=caps_mb)
-        self._hook(collectives)
+        plan = what.plan.buckets if isinstance(what, Candidate) else ()
+        self._hook(collectives, [bucket.tensors for bucket in plan])
 
-    def _hook(self, collectives: list[str]) -> None:
+    def _hook(self, collectives: list[str], planned: Sequence[Sequence[str]] = ()) -> None:
         """Only where torch's own all-reduce is not all that is wanted."""
         if self._user_hook is not None:
             super().register_comm_hook(*self._user_hook)
@@ -341,9 +343,14 @@ class DistributedDataParallel(TorchDDP):
             thread=self._communication_thread() if needs_thread else None,
             wire_dtype=self._options.wire_dtype,
             recorder=self._recorder,
-            sparse=self._sparse,
+            sparse=self._planned_buckets(planned),
         )
         super().register_comm_hook(self._sender, send_bucket)
+
+    def _planned_buckets(self, planned: Sequence[Sequence[str]]) -> PlannedBuckets | None:
+        if self._sparse is None:
+            return None
+        return PlannedBuckets(self._sparse, self._communication_thread(), planned)
 
     def _communication_thread(self) -> CommunicationThread:
         if self._thread is None:
