@@ -7,8 +7,9 @@ from msgspec import Struct
 from gradweave.errors import RequestError
 from gradweave.words import parse_spec
 
-Method = Literal["topk", "gtopk"]
-METHODS: tuple[Method, ...] = ("topk", "gtopk")
+# gtopk is the paper's, up a tree and down again; gtopk-butterfly is what the runtime does.
+Method = Literal["topk", "gtopk", "gtopk-butterfly"]
+METHODS: tuple[Method, ...] = ("topk", "gtopk", "gtopk-butterfly")
 
 
 class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ AnyValue = Trace | Network | Plan | Timeline | Results | Losses | Recipe
 
 SCHEMAS: dict[type, str] = {
     Trace: "gradweave.trace/1",
-    Network: "gradweave.network/2",
+    Network: "gradweave.network/3",
     Plan: "gradweave.plan/2",
     Timeline: "gradweave.timeline/1",
     Results: "gradweave.results/1",
@@ -41,22 +41,30 @@ def _network_2(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "costs": [{**added, **c} if isinstance(c, dict) else c for c in costs]}
 
 
+def _network_3(document: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 did not know what selecting gradients costs."""
+    return {"selection_s_per_element": 0.0, **document}
+
+
 def _plan_2(document: dict[str, Any]) -> dict[str, Any]:
     """Version 1 knew all-reduces beside backward only."""
     return {"passes": "backward", **document}
 
 
 def _recipe_2(document: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 did not say what a step took, and held a plan of version 1."""
-    document = {"step_s": None, **document}
-    plan = document.get("plan")
-    return {**document, "plan": _plan_2(plan)} if isinstance(plan, dict) else document
+    """Version 1 did not say what a step took, and held older plans and networks."""
+    upgraded = {"step_s": None, **document}
+    for name, upgrade in (("plan", _plan_2), ("network", _network_3)):
+        if isinstance(held := document.get(name), dict):
+            upgraded[name] = upgrade(held)
+    return upgraded
 
 
 # How a file of an older version becomes one of the next.
 UPGRADES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "gradweave.network/1": ("gradweave.network/2", _network_2),
     "gradweave.plan/1": ("gradweave.plan/2", _plan_2),
+    "gradweave.network/2": ("gradweave.network/3", _network_3),
     "gradweave.recipe/1": ("gradweave.recipe/2", _recipe_2),
 }
 

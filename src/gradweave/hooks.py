@@ -18,8 +18,9 @@ from gradweave.comm import Communicator
 from gradweave.comm.communicator import same_ranks
 from gradweave.comm.worker import CommunicationThread
 from gradweave.errors import RequestError
-from gradweave.runtime.buckets import planned_parameters
+from gradweave.runtime.buckets import check_compressible, planned_parameters
 from gradweave.runtime.hooks import BucketSender, send_bucket
+from gradweave.runtime.regroup import PlannedBuckets
 from gradweave.sparse.settings import GTopK, Sparse, TopK
 from gradweave.sparse.training import SparseTraining
 
@@ -43,6 +44,7 @@ class SparseState:
         grad_scaler: torch.amp.GradScaler | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        check_compressible(ddp.module)
         group = group or same_ranks(ddp.process_group)
         self.settings = settings
         # Not the wrapper itself, which has this state: it must die before its process group.
@@ -51,7 +53,9 @@ class SparseState:
         )
         thread = CommunicationThread(Communicator(group))
         weakref.finalize(self, thread.close).atexit = False
-        self.sender = BucketSender(group, thread=thread, sparse=self._training)
+        self.sender = BucketSender(
+            group, thread=thread, sparse=PlannedBuckets(self._training, thread, planned=())
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's, after the optimizer's step; ``gradweave.sparse.checkpoint`` keeps it."""

@@ -19,6 +19,7 @@ from gradweave.costs import (
     has_formula,
     sparse_closed_form,
 )
+from gradweave.costs.sparse import selection
 from gradweave.errors import UnknownCost
 from gradweave.words import Beside, Operation, parse_spec
 
@@ -54,9 +55,11 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str  # where the numbers come from, for people
     costs: tuple[CollectiveCost, ...] = ()
     links: Links | None = None
+    selection_s_per_element: float = 0.0  # to find the largest gradients, where only they travel
 
     def __post_init__(self) -> None:
         require_text(self, "name")
+        require_not_negative(self, "selection_s_per_element")
         if not self.costs and self.links is None:
             raise ValueError("costs and links are both missing; a network needs one of them")
         seen = set()
@@ -97,11 +100,17 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def phases(
         self, collective: str, *, workers: int, compression: Compression | None = None
     ) -> tuple[tuple[str, Cost], ...]:
-        """What a gradient message does, step by step: an all-reduce, or a push and a pull."""
+        """What a gradient message does, step by step: an all-reduce, or a push and a pull.
+
+        Where it is thinned out, the thread that sends it first selects what travels.
+        """
         is_whole = self._measured("all-reduce", collective) or not _has_servers(collective)
         if compression is not None:
             self._check_known(collective)
-            return ((str(compression), self._sparse_cost(compression, workers)),)
+            exchange = (str(compression), self._sparse_cost(compression, workers))
+            if self.selection_s_per_element == 0 or workers == 1:
+                return (exchange,)
+            return (("select", selection(self.selection_s_per_element)), exchange)
         if is_whole:
             return (("all-reduce", self._dense_cost("all-reduce", collective, workers)),)
         return (

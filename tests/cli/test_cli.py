@@ -119,6 +119,17 @@ def test_compression_travels_less(capsys):
     assert sparse["iteration_s"] < dense["iteration_s"] / 5
 
 
+def test_selecting_takes_its_time(capsys):
+    argv = ["--trace", "alexnet", "--network", "gtopk-1gbe", "--workers", "32"]
+    argv += ["--planner", "single", "--compression", "gtopk:0.001"]
+    elements = sum(tensor.elements for tensor in load_trace("alexnet").tensors)
+    (free,) = printed_json(capsys, "simulate", *argv)
+    (dear,) = printed_json(capsys, "simulate", *argv, "--selection", "1e-8")
+    assert dear["iteration_s"] == pytest.approx(free["iteration_s"] + 1e-8 * elements)
+    (planned,) = printed_json(capsys, "plan", *argv, "--selection", "1e-8")
+    assert planned["predicted_s"] == dear["iteration_s"]
+
+
 SIMULATE = ["simulate", *JOB, "--workers", "4"]
 
 

@@ -368,7 +368,7 @@ def complaints(group, twin):
 def test_what_it_refuses():
     for found in on_threads(2, complaints, groups=2):
         assert [text.split(";")[0] for text in found] == [
-            "'' makes sparse gradients, which have no place in a bucket",
+            "'Embedding' has sparse gradients, which have no place in a bucket",
             "the model has no parameter that requires a gradient",
             "3 parameters of the model are in no bucket, first '0.bias'",
             "ranks [1] have other parameters than rank 0",

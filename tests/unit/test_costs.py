@@ -23,6 +23,7 @@ from gradweave.costs import (
     sparse_closed_form,
 )
 from gradweave.costs.pipeline import PipelineCost
+from gradweave.sparse.rounds import butterfly
 
 A, B, G = 3e-5, 2e-9, 5e-10
 LINK = Link(latency_s=A, s_per_byte=B, sum_s_per_byte=G)
@@ -323,3 +324,16 @@ def test_workers_inside_one_group_do_not_pay_for_links_between_groups():
     assert TREE.slowest(6).s_per_byte == 1 / W1
     assert TREE.slowest(12).s_per_byte == 1 / W1
     assert TREE.slowest(1).s_per_byte == 1 / W0
+
+
+@pytest.mark.parametrize("p", range(2, 10))
+def test_the_butterfly_is_priced_as_it_runs(p):
+    """A message in every round of the busiest rank, each with values and indices."""
+    density = 0.001
+    found = sparse_closed_form(
+        Compression(method="gtopk-butterfly", density=density), flat(LINK), p
+    )
+    messages = 1 + max(step.round for rank in range(p) for step in butterfly(rank, p))
+    assert (found.startup_s, found.s_per_byte) == pytest.approx(
+        (messages * A, 2 * messages * density * B)
+    )

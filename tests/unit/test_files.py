@@ -57,7 +57,7 @@ def test_compression_and_links_come_back_too(small_trace):
     assert there_and_back(plan) == plan
 
 
-CURRENT = {Trace: 1, Network: 2, Plan: 2, Timeline: 1, Results: 1}
+CURRENT = {Trace: 1, Network: 3, Plan: 2, Timeline: 1, Results: 1}
 
 
 @pytest.mark.parametrize("kind", CURRENT)
@@ -81,7 +81,7 @@ def test_plans_of_version_1_are_for_backward():
     )
 
 
-def test_recipes_of_version_1_say_nothing_of_steps_and_passes(small_trace, linked_network):
+def test_recipes_of_version_1_are_completed(small_trace, linked_network):
     plan = make_plan(small_trace, linked_network, workers=2, collective="ring")
     recipe = Recipe(
         workers=2, device="cpu", plan=plan, trace=small_trace, network=linked_network, step_s=0.5
@@ -89,7 +89,16 @@ def test_recipes_of_version_1_say_nothing_of_steps_and_passes(small_trace, linke
     assert there_and_back(recipe) == recipe
     document = {**json.loads(files.dumps(recipe)), "schema": "gradweave.recipe/1"}
     del document["step_s"], document["plan"]["passes"]
+    del document["network"]["selection_s_per_element"]
     assert files.loads(json.dumps(document), Recipe, origin="text") == replace(recipe, step_s=None)
+
+
+def test_older_networks_select_for_nothing():
+    network = files.read(GOLDEN / "network-2.json", Network)
+    assert network.selection_s_per_element == 0.0
+    assert replace(network, selection_s_per_element=6e-10) == files.read(
+        GOLDEN / "network-3.json", Network
+    )
 
 
 @pytest.mark.parametrize("name", presets.trace_names())

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gradweave import CollectiveCost, Compression, Network, UnknownCost, load_network
-from gradweave.costs import Curve, Line, Link, flat
+from gradweave.costs import FREE, Curve, Line, Link, flat
 
 FITTED = Network(
     name="fitted",
@@ -157,6 +158,23 @@ def test_a_sparse_exchange_needs_links():
         FITTED.cost("all-reduce", "native", workers=2, compression=sparse)
     with pytest.raises(UnknownCost, match="not a broadcast"):
         load_network("gtopk-1gbe").cost("broadcast", "ring", workers=2, compression=sparse)
+
+
+def test_selecting_comes_before_sending(linked_network):
+    """On the thread that sends, over the four bytes that an element of the dense message has."""
+    sparse = Compression(method="gtopk", density=0.01)
+    network = replace(linked_network, selection_s_per_element=0.02)
+    (select, selection), (exchange, cost) = network.phases("ring", workers=4, compression=sparse)
+    assert (select, exchange) == ("select", "gtopk:0.01")
+    assert selection == Line(startup_s=0.0, s_per_byte=0.005)
+    assert linked_network.phases("ring", workers=4, compression=sparse) == ((exchange, cost),)
+    whole = network.cost("all-reduce", "ring", workers=4, compression=sparse)
+    assert whole == selection.plus(cost)
+    assert network.cost("all-reduce", "ring", workers=1, compression=sparse) == FREE
+    dense = network.cost("all-reduce", "ring", workers=4)
+    assert dense == linked_network.cost("all-reduce", "ring", workers=4)
+    with pytest.raises(ValueError, match="selection_s_per_element must be a number >= 0, got -1"):
+        replace(network, selection_s_per_element=-1.0)
 
 
 def test_a_network_knows_something():

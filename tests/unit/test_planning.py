@@ -4,18 +4,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from strategies import all_mergings, costs, curves, end_of_communication_s, lines, traces
 
 from gradweave import (
     Compression,
+    Link,
+    Network,
     RequestError,
     Tensor,
     Trace,
     load_network,
     load_trace,
     make_plan,
+    simulate,
 )
-from gradweave.costs import Curve, Line
+from gradweave.compression import METHODS
+from gradweave.costs import Curve, Line, flat
+from gradweave.plan import merge
 from gradweave.planning import PLANNERS, find_planner
 from gradweave.planning.mgwfbp import mgwfbp
 from gradweave.planning.optimal import optimal, optimal_for_any_cost, optimal_for_line
@@ -283,3 +289,50 @@ def test_thinned_out_gradients_are_priced_for_four_bytes_only(small_trace):
             workers=4,
             compression=Compression(method="gtopk", density=0.01),
         )
+
+
+@given(
+    trace=traces(most=8),
+    selection_s=st.sampled_from([0.0, 0.001, 0.05]),
+    method=st.sampled_from(METHODS),
+)
+@settings(max_examples=60)
+def test_selecting_and_exchanging_are_planned_for_together(trace, selection_s, method):
+    """Against brute force over whole simulated iterations."""
+    trace = trace.with_bytes_per_element(4)
+    link = Link(latency_s=0.25, s_per_byte=0.01)
+    network = Network(
+        name="drawn", source="drawn", links=flat(link), selection_s_per_element=selection_s
+    )
+    given = {"collective": "ring", "compression": Compression(method=method, density=0.1)}
+    plan = make_plan(trace, network, workers=4, planner="optimal:0", **given)
+    best_s = min(
+        simulate(
+            trace, merge(trace, lengths, planner="any", **given), network, workers=4
+        ).iteration_s
+        for lengths in all_mergings(len(trace.tensors))
+    )
+    assert simulate(trace, plan, network, workers=4).iteration_s == pytest.approx(best_s)
+
+
+def test_dear_selection_begins_early():
+    """Exchanges alone are merged; what it costs to select is better begun meanwhile."""
+    tensors = tuple(
+        Tensor(name=name, elements=1000, bytes_per_element=4, ready_s=ready_s, forward_s=0.1)
+        for name, ready_s in (("b", 1.0), ("a", 3.0))
+    )
+    trace = Trace(name="t", origin="estimated", source="t", batch_size=1, tensors=tensors)
+    link = Link(latency_s=0.25, s_per_byte=1e-6)
+    network = Network(name="n", source="n", links=flat(link))
+    sparse = Compression(method="gtopk", density=0.01)
+    assert make_plan(trace, network, workers=2, compression=sparse).lengths == (2,)
+    dear = replace(network, selection_s_per_element=0.01)
+    plan = make_plan(trace, dear, workers=2, compression=sparse)
+    spans = [s for s in simulate(trace, plan, dear, workers=2).spans if s.lane == "communication"]
+    exchange_s = 0.5 + 4 * 4000 * 0.01 * 1e-6
+    assert [(span.label, span.end_s - span.start_s) for span in spans] == [
+        ("select 1", pytest.approx(10.0)),
+        ("gtopk:0.01 1", pytest.approx(exchange_s)),
+        ("select 2", pytest.approx(10.0)),
+        ("gtopk:0.01 2", pytest.approx(exchange_s)),
+    ]

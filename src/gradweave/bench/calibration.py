@@ -18,6 +18,7 @@ class CalibrationQuestion(Struct, frozen=True, kw_only=True):
     largest_bytes: int
     repeats: int
     nodes_per_rack: int | None = None
+    selected_density: float | None = None  # also time the selection of this share, where given
 
 
 class CalibrationAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,12 +2,17 @@
 
 from collections.abc import Callable
 
+import torch
+from msgspec.structs import replace
+
 from gradweave.bench.calibration import CalibrationAnswer, CalibrationQuestion
 from gradweave.bench.jobs import answer, asked
 from gradweave.bench.ranks import default_group, node_topology
 from gradweave.comm import Communicator
+from gradweave.comm.agree import group_device, largest
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
+from gradweave.sparse.timing import MOST_TIMED, selection_s_per_element
 
 
 def in_default_group(
@@ -26,6 +31,15 @@ def in_default_group(
             communicator=Communicator(group, topology=topology),
             advance=advance if group.rank() == 0 else lambda: None,
         )
+        if question.selected_density is not None:
+            mine_s = selection_s_per_element(
+                MOST_TIMED,
+                like=torch.zeros(1),
+                density=question.selected_density,
+                method=None,
+            )
+            (slowest_s,) = largest(group, [mine_s], device=group_device(group))
+            network = replace(network, selection_s_per_element=slowest_s)
         return network if group.rank() == 0 else None
 
 

@@ -119,6 +119,12 @@ def to_measure(runtimes: Sequence[str]) -> Measured:
     return Measured(tuple(operations), tuple(algorithms))
 
 
+def density_of(runtimes: Sequence[str]) -> float | None:
+    """Of the first of them that sends a share of the gradients only."""
+    thinned = (parse_compression(r) for r in runtimes if parse_spec(r).name in METHODS)
+    return next((compression.density for compression in thinned), None)
+
+
 def train_on_cluster(
     cluster: Cluster,
     trace: Trace,
@@ -207,6 +213,8 @@ def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: fl
         return Case(runtime=runtime, plan=find_loop(runtime).plan(trace))
     if parse_spec(runtime).name in METHODS:
         compression = parse_compression(runtime)
+        if compression.method == "gtopk":
+            compression = replace(compression, method="gtopk-butterfly")
         plan = make_plan(trace, network, workers=workers, compression=compression)
         return Case(runtime=runtime, plan=plan)
     planner = {TORCH: "ddp", TUNED: f"fixed:{round((cap_mb or 0) * MIB)}"}.get(

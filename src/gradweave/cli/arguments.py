@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import get_args
 
+from msgspec.structs import replace
+
 from gradweave.checks import LARGEST
 from gradweave.compression import Compression, parse_compression
 from gradweave.errors import RequestError
@@ -59,7 +61,14 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None
         "--compression",
         metavar="C",
         type=_compression,
-        help="topk:0.001 or gtopk:0.001, the share of the elements that travels",
+        help="topk:0.001, gtopk:0.001 (the paper's tree) or gtopk-butterfly:0.001 (the runtime's)"
+        ", the share of the elements that travels",
+    )
+    jobs.add_argument(
+        "--selection",
+        metavar="S",
+        type=number(most=1),
+        help="seconds per element to select what travels (default: what the network file says)",
     )
     _add_changes(parser)
 
@@ -114,6 +123,8 @@ def asked_cases(options: argparse.Namespace) -> list[Case]:
     for name in options.planner:
         find_planner(name)  # before the first of many cases is computed for nothing
     networks = [load_network(name) for name in options.network]
+    if options.selection is not None:
+        networks = [replace(n, selection_s_per_element=options.selection) for n in networks]
     return cases(
         asked_traces(options),
         networks,

@@ -7,7 +7,14 @@ from datetime import datetime
 from pathlib import Path
 
 from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave.bench.training import Settings, check_runtimes, steps, to_measure, train_on_cluster
+from gradweave.bench.training import (
+    Settings,
+    check_runtimes,
+    density_of,
+    steps,
+    to_measure,
+    train_on_cluster,
+)
 from gradweave.cli.arguments import add_trace_arguments, asked_traces, names, whole_number
 from gradweave.cli.calibrate import cluster_name
 from gradweave.cli.clusters import add_cluster_arguments, asked_cluster, nodes_per_rack
@@ -130,6 +137,7 @@ def _network(options: argparse.Namespace, cluster: Cluster, nodes: int) -> Netwo
                     largest_bytes=LARGEST_BYTES,
                     repeats=9,
                     nodes_per_rack=nodes_per_rack(options, nodes),
+                    selected_density=density_of(options.runtime),
                 ),
                 advance=advance,
             )

@@ -132,6 +132,7 @@ FORMULAS: Mapping[tuple[Operation, str], Formula] = {
 SPARSE_FORMULAS: Mapping[Method, Callable[[Link, int, float], Cost]] = {
     "topk": sparse.topk,
     "gtopk": sparse.gtopk,
+    "gtopk-butterfly": sparse.gtopk_butterfly,
 }
 
 

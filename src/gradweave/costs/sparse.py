@@ -8,6 +8,8 @@ from gradweave.costs.cost import Line
 from gradweave.costs.links import Link
 from gradweave.costs.scatter_gather import rounds
 
+BYTES_PER_ELEMENT = 4
+
 
 def topk(link: Link, workers: int, density: float) -> Line:
     """Each worker's k largest, by all-gather: everyone receives 2 (P-1) k bytes."""
@@ -23,3 +25,21 @@ def gtopk(link: Link, workers: int, density: float) -> Line:
         startup_s=2 * rounds(workers) * link.latency_s,
         s_per_byte=4 * rounds(workers) * density * link.s_per_byte,
     )
+
+
+def gtopk_butterfly(link: Link, workers: int, density: float) -> Line:
+    """The same by swaps between partners, which all merge alike.
+
+    log2 P rounds; where P is no power of two, neighbours act as one, for two rounds more than the
+    next lower power needs.
+    """
+    swaps = workers.bit_length() - 1
+    messages = swaps if workers == 1 << swaps else swaps + 2
+    return Line(
+        startup_s=messages * link.latency_s, s_per_byte=2 * messages * density * link.s_per_byte
+    )
+
+
+def selection(s_per_element: float) -> Line:
+    """To find the largest elements of a dense message and to take them out."""
+    return Line(startup_s=0.0, s_per_byte=s_per_element / BYTES_PER_ELEMENT)

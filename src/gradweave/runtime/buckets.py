@@ -5,12 +5,12 @@ planned buckets give the planned buckets, from the second iteration on: the firs
 of declaration.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradweave.errors import PlanMismatch
+from gradweave.errors import PlanMismatch, RequestError
 from gradweave.plan import Plan
 from gradweave.words import MIB
 
@@ -22,6 +22,23 @@ def planned_parameters(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
         for name, parameter in ddp.module.named_parameters()
         if parameter.requires_grad and name not in ddp.parameters_to_ignore
     }
+
+
+def modules_with_sparse_gradients(module: nn.Module) -> Iterator[str]:
+    """Their names; what such gradients hold is not known before each step."""
+    for name, part in module.named_modules():
+        is_sparse = isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
+        if is_sparse and part.weight.requires_grad:
+            yield name or type(part).__name__
+
+
+def check_compressible(module: nn.Module) -> None:
+    """Before anything is built: a gradient that is sparse already cannot be selected from."""
+    for name in modules_with_sparse_gradients(module):
+        raise RequestError(
+            f"{name!r} has sparse gradients, which travel by themselves; use sparse=False there, "
+            "or leave out compression"
+        )
 
 
 def bucket_bytes(plan: Plan, bytes_of: Mapping[str, int]) -> list[int]:

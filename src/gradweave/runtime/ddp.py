@@ -3,7 +3,7 @@
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from gradweave.runtime.buckets import (
     bucket_bytes,
     bucket_caps_mb,
     check_buckets,
+    check_compressible,
     planned_parameters,
     torch_bucket_bytes,
 )
@@ -42,6 +43,7 @@ from gradweave.runtime.options import (
 )
 from gradweave.runtime.passes import Backward, batch_size
 from gradweave.runtime.pilot import Pilot
+from gradweave.runtime.regroup import PlannedBuckets
 from gradweave.runtime.swap import bucket_fields, swap_reducer
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.training import SparseTraining
@@ -108,6 +110,8 @@ class DistributedDataParallel(TorchDDP):
         )
         torch_options |= _named(torch_arguments)
         check_caps(torch_options)
+        if compression is not None:
+            check_compressible(module)
         super().__init__(module, **torch_options)
         self._options, self._make_group = options, make_group
         self._torch_cap_mb: float | None = torch_options.get("bucket_cap_mb")
@@ -351,9 +355,10 @@ class DistributedDataParallel(TorchDDP):
             caps_mb = [*caps_mb, COMPILABLE_CAP_MB]  # of a bucket that nothing is left for
         cap_mb = None if caps_mb else self._torch_cap_mb
         swap_reducer(self, self._planned.values(), bucket_cap_mb=cap_mb, caps_mb=caps_mb)
-        self._hook(collectives)
+        plan = what.plan.buckets if isinstance(what, Candidate) else ()
+        self._hook(collectives, [bucket.tensors for bucket in plan])
 
-    def _hook(self, collectives: list[str]) -> None:
+    def _hook(self, collectives: list[str], planned: Sequence[Sequence[str]] = ()) -> None:
         """Only where torch's own all-reduce is not all that is wanted."""
         if self._user_hook is not None:
             super().register_comm_hook(*self._user_hook)
@@ -371,9 +376,14 @@ class DistributedDataParallel(TorchDDP):
             thread=self._communication_thread() if needs_thread else None,
             wire_dtype=self._options.wire_dtype,
             recorder=self._recorder,
-            sparse=self._sparse,
+            sparse=self._planned_buckets(planned),
         )
         super().register_comm_hook(self._sender, send_bucket)
+
+    def _planned_buckets(self, planned: Sequence[Sequence[str]]) -> PlannedBuckets | None:
+        if self._sparse is None:
+            return None
+        return PlannedBuckets(self._sparse, self._communication_thread(), planned)
 
     def _communication_thread(self) -> CommunicationThread:
         if self._thread is None:

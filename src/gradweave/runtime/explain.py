@@ -2,6 +2,7 @@
 
 from gradweave.plan import Plan
 from gradweave.runtime.findings import Findings
+from gradweave.runtime.thinning import verdict
 from gradweave.simulation import simulate
 
 
@@ -16,7 +17,7 @@ def explanation(found: Findings | None, why_unplanned: str | None, *, workers: i
         return "The whole model travels as one sparse message."
     if found.trace is None or found.network is None or not found.trials:
         how = "as given" if found.is_given else f"planned by {found.plan.planner}"
-        return f"{_buckets(found.plan)}, {how}."
+        return "\n".join([f"{_buckets(found.plan)}, {how}.", *_worth(found, workers)])
     trace = found.trace
     measured = (
         f"Measured: {len(trace.tensors)} gradients, {trace.nbytes.sum() / 1e6:.1f} MB; "
@@ -46,7 +47,15 @@ def explanation(found: Findings | None, why_unplanned: str | None, *, workers: i
             f"Communication that nothing hides, predicted: {exposed_s[0] * 1e3:.1f} ms with "
             f"torch's own buckets, {exposed_s[1] * 1e3:.1f} ms now."
         )
+    lines += _worth(found, workers)
     return "\n".join(lines)
+
+
+def _worth(found: Findings, workers: int) -> list[str]:
+    if found.plan is None or found.trace is None or found.network is None:
+        return []
+    judged = verdict(found.trace, found.plan, found.network, workers=workers)
+    return [] if judged is None else [str(judged)]
 
 
 def _gain(found: Findings) -> list[str]:

@@ -5,17 +5,15 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from gradweave.comm.worker import CommunicationThread
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
-from gradweave.sparse.training import SparseTraining
+from gradweave.runtime.regroup import PlannedBuckets
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ class BucketSender:
         thread: CommunicationThread | None = None,
         wire_dtype: torch.dtype | None = None,
         recorder: SpanRecorder | None = None,
-        sparse: SparseTraining | None = None,
+        sparse: PlannedBuckets | None = None,
     ) -> None:
         self.group, self.thread, self.sparse = group, thread, sparse
         self.wire_dtype, self.recorder = wire_dtype, recorder
@@ -43,17 +41,8 @@ class BucketSender:
         """As planned; torch's first buckets, before it knows the order, may be more than these."""
         return self._collectives[bucket] if bucket < len(self._collectives) else "native"
 
-    def average(
-        self, message: torch.Tensor, bucket: int, parameters: list[nn.Parameter]
-    ) -> torch.futures.Future[Any]:
-        """Sum in place; a sparse one divides too."""
-        if self.sparse is not None:
-            assert self.thread is not None
-            if bucket == 0:  # not at a forward pass: ranks that have left a join() have none
-                self.sparse.begin_step()
-                self.step = self.sparse.step
-            task = partial(self.sparse.average, message, parameters)
-            return self.thread.submit_task(task, message)
+    def add(self, message: torch.Tensor, bucket: int) -> torch.futures.Future[Any]:
+        """In place."""
         collective = self.collective_of(bucket)
         if collective == "native":
             return self.group.allreduce([message]).get_future()
@@ -94,7 +83,11 @@ def send_bucket(
         return gradient
 
     try:
-        sent = state.average(message, number, parameters)
+        if state.sparse is None:
+            sent = state.add(message, number)
+        else:
+            sent = state.sparse.send(message, parameters, bucket=number, last=bucket.is_last())
+            state.step = state.sparse.sparse.step
     except Exception as error:
         raise state.failed(number, error) from error
     return sent.then(finish)

@@ -12,6 +12,7 @@ from gradweave import collectives
 from gradweave.errors import RequestError
 from gradweave.plan import Plan
 from gradweave.planning import WITHOUT_OVERLAP, find_planner
+from gradweave.runtime.buckets import modules_with_sparse_gradients
 from gradweave.sparse.settings import Sparse
 from gradweave.words import parse_spec
 
@@ -116,14 +117,11 @@ def why_unplannable(
     kinds = {(str(p.dtype), str(p.device)) for p in parameters.values()}
     names = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
     given = [name for name in UNPLANNABLE if torch_options.get(name) is not None]
-    embeddings = (nn.Embedding, nn.EmbeddingBag)
     reasons = {
         "one worker sends no messages": workers == 1,
         f"{', '.join(given)} is given": bool(given),
         f"torch buckets each type and device by itself, and there are {names}": len(kinds) > 1,
-        "sparse gradients travel by themselves": any(
-            isinstance(part, embeddings) and part.sparse for part in module.modules()
-        ),
+        "sparse gradients travel by themselves": any(modules_with_sparse_gradients(module)),
         "an optimizer runs in backward": any(
             hasattr(p, "_in_backward_optimizers") for p in parameters.values()
         ),

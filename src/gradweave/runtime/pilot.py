@@ -18,7 +18,7 @@ from torch import nn
 
 from gradweave.comm import Communicator
 from gradweave.comm.agree import broadcast_text, group_device, largest
-from gradweave.compression import Compression, Method
+from gradweave.costs.sparse import BYTES_PER_ELEMENT
 from gradweave.measure.backward import Iteration, Observer, observing, recording_of
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
@@ -29,6 +29,7 @@ from gradweave.runtime.candidates import Candidate, shortlist, torch_lengths
 from gradweave.runtime.findings import Findings
 from gradweave.runtime.given import require_fit
 from gradweave.runtime.options import AUTO, Options
+from gradweave.runtime.thinning import planned_compression, verdict, with_selection_cost
 from gradweave.runtime.trials import Trial, finalists, winner
 from gradweave.runtime.window import ComputeWindow
 from gradweave.simulation import simulate
@@ -47,8 +48,6 @@ LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
 AUTO_COLLECTIVES = ("native", "recursive-doubling")
 AUTO_TIERED = "blueconnect"
 DRIFT_STEPS = 20
-# Beyond every warm-up.
-LAST_STEP = 1 << 60
 
 # What the wrapper does when it is given other buckets: everything in one, while times are recorded,
 # a candidate's, or torch's own.
@@ -153,6 +152,11 @@ class Pilot:
 
     def _planned(self) -> Generator[None, None, bool]:
         """Record and calibrate, plan, try, choose; whether there is a plan in the end."""
+        sparse = self._options.compression
+        widths = {parameter.element_size() for parameter in self._parameters.values()}
+        if sparse is not None and widths != {BYTES_PER_ELEMENT}:
+            self._give_up("sparse messages have a price for gradients of 4 bytes only")
+            return False
         self.found = Findings(stage="recording")
         self._adopt("one bucket")
         observed, calibration = yield from self._observed_and_calibrated()
@@ -167,6 +171,8 @@ class Pilot:
         if isinstance(trace, str):
             self._give_up(trace)
             return False
+        if sparse is not None:
+            network = with_selection_cost(network, sparse, self._parameters, self._group)
         self.found.trace, self.found.network = trace, network
         candidates = self._candidates(trace, network)
         self.found.stage = "trying"
@@ -270,7 +276,7 @@ class Pilot:
 
     def _candidates(self, trace: Trace, network: Network) -> list[Candidate]:
         """Rank 0 decides; what it says travels as JSON."""
-        text = ""
+        text, sparse = "", self._options.compression
         if self._group.rank() == 0:
             found = shortlist(
                 trace,
@@ -283,19 +289,11 @@ class Pilot:
                     bucket_cap_mb=self._torch_cap_mb,
                     is_declared=self._keeps_declared_order,
                 ),
-                compression=self._compression(),
+                compression=None if sparse is None else planned_compression(sparse),
             )
             text = msgspec.json.encode(found).decode()
         text = broadcast_text(self._group, text, device=self._device)
         return msgspec.json.decode(text, type=list[Candidate])
-
-    def _compression(self) -> Compression | None:
-        """As the planner knows it, with the density that will last."""
-        sparse = self._options.compression
-        if sparse is None:
-            return None
-        method: Method = "topk" if sparse.exchange == "topk" else "gtopk"
-        return Compression(method=method, density=sparse.density_at(LAST_STEP))
 
     def _fastest(self, candidates: list[Candidate]) -> Generator[None, None, Candidate]:
         trials = self.found.trials
@@ -338,6 +336,9 @@ class Pilot:
             best.plan.planner,
             best.predicted_s * 1e3,
         )
+        found = verdict(trace, best.plan, network, workers=self._group.size())
+        if found is not None and not found.pays:
+            logger.warning("%s", found)
 
     def _predicted(self, plan: Plan, trace: Trace, network: Network) -> Timeline:
         return simulate(trace, plan, network, workers=self._group.size())

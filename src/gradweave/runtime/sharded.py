@@ -30,6 +30,7 @@ from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
 from gradweave.runtime.arrivals import Arrivals
+from gradweave.runtime.buckets import modules_with_sparse_gradients
 from gradweave.runtime.departures import Departures
 from gradweave.runtime.flat import buckets_up_to, flat_buckets
 from gradweave.runtime.given import require_fit
@@ -322,12 +323,10 @@ def _check_model(
 ) -> None:
     if not parameters:
         raise RequestError("the model has no parameter that requires a gradient")
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            raise RequestError(
-                f"{name!r} makes sparse gradients, which have no place in a bucket; make it with "
-                "sparse=False"
-            )
+    for name in modules_with_sparse_gradients(module):
+        raise RequestError(
+            f"{name!r} has sparse gradients, which have no place in a bucket; use sparse=False"
+        )
     described = "\n".join(f"{n} {tuple(p.shape)} {p.dtype}" for n, p in parameters.items())
     if different := ranks_that_differ(group, described, device=group_device(group)):
         raise RequestError(

@@ -133,12 +133,18 @@ def _messages(
         way: _priced(network, operation, way, workers, nbytes)
         for way in set(map(_way, plan.buckets))
     }
+    latency_of_s = {
+        by: network.latency_s(by, workers=workers, operation=operation)
+        for by in {bucket.collective for bucket in plan.buckets}
+    }
     for number, bucket in enumerate(plan.buckets):
         last = trace.tensors[last_tensors[number]] if plan.overlap else trace.tensors[-1]
         free_s = max(free_s, begin_s + last.ready_s)
-        latency_s = network.latency_s(bucket.collective, workers=workers, operation=operation)
-        for phase, seconds in price[_way(bucket)]:
+        phases = price[_way(bucket)]
+        for phase, seconds in phases:
             leave_s = free_s + float(seconds[number])
+            is_last = phase == phases[-1][0]
+            latency_s = latency_of_s[bucket.collective] if is_last else 0.0
             yield Span(
                 lane="communication",
                 label=f"{phase} {number + 1}",

@@ -107,10 +107,15 @@ SELECTIONS: Mapping[str, Select] = {
 }
 
 
+def find_selection(name: str) -> Select:
+    if name not in SELECTIONS:
+        raise RequestError(f"no selection {name!r}; there are {', '.join(SELECTIONS)}")
+    return SELECTIONS[name]
+
+
 def select(flat: Flat, gradient: torch.Tensor, *, k: int, method: str) -> SparseVector:
     """By name. A k above the number of elements takes all of them, a k of 0 none."""
-    if method not in SELECTIONS:
-        raise RequestError(f"no selection {method!r}; there are {', '.join(SELECTIONS)}")
+    chosen = find_selection(method)
     if gradient.layout is not torch.strided:
         raise RequestError(
             "the gradient is a sparse tensor already; use sparse=False in the embedding, or leave "
@@ -126,7 +131,7 @@ def select(flat: Flat, gradient: torch.Tensor, *, k: int, method: str) -> Sparse
     k = min(k, gradient.numel())
     with torch.no_grad():
         if k:
-            return SELECTIONS[method](flat, gradient, k)
+            return chosen(flat, gradient, k)
         return _nothing(flat, finite=bool(torch.isfinite(_add(flat, gradient)).all()))
 
 

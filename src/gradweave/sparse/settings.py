@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from gradweave.errors import RequestError
 from gradweave.sparse.exchange import find_exchange
-from gradweave.sparse.warmup import Densities
+from gradweave.sparse.select import find_selection
+from gradweave.sparse.warmup import Densities, check_momentum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,10 @@ class Sparse:
         find_exchange(self.exchange)
         if not isinstance(self.density, Densities):
             Densities(warmup=(), final=self.density)
+        if self.selection is not None:
+            find_selection(self.selection)
+        if self.momentum is not None:
+            check_momentum(self.momentum)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise RequestError(f"clip_norm must be positive, got {self.clip_norm}")
         if not self.dense_below >= 0:

@@ -9,12 +9,15 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gradweave.errors import RequestError
-from gradweave.sparse.residual import Flat
-from gradweave.sparse.select import SELECTIONS, compile_kernels, select
+from gradweave.sparse.residual import Flat, carried_type
+from gradweave.sparse.select import compile_kernels, default_selection, find_selection, select
 from gradweave.sparse.vectors import SparseVector, elements_kept
 
 BASELINE = "torch-topk"
+
+# Of a selection that is timed in passing: beyond the caches, and over soon.
+MOST_TIMED = 1 << 20
+TIMES = 3
 
 
 class SelectionTiming(Struct, frozen=True, kw_only=True):
@@ -42,8 +45,7 @@ def time_selections(
     The first run of each is not counted; ``on_timed`` is called after every run.
     """
     for method in methods:
-        if method not in SELECTIONS:
-            raise RequestError(f"no selection {method!r}; there are {', '.join(SELECTIONS)}")
+        find_selection(method)
     k = elements_kept(numel, density)
     compile_kernels(torch.float32)
     generator = torch.Generator().manual_seed(0)
@@ -72,6 +74,27 @@ def time_selections(
         return list(timings.values())
     base_s = timings[BASELINE].median_s
     return [replace(timing, ratio=base_s / timing.median_s) for timing in timings.values()]
+
+
+def selection_s_per_element(
+    numel: int, *, like: torch.Tensor, density: float, method: str | None
+) -> float:
+    """On the device and for gradients of the type of ``like``; takes a few milliseconds."""
+    numel = max(1, min(numel, MOST_TIMED))
+    kind = carried_type(like.dtype)
+    kept, pending = (torch.zeros(numel, dtype=kind, device=like.device) for _ in range(2))
+    gradient = torch.randn(numel).to(like.device, like.dtype)
+    times_s = []
+    for _ in range(1 + TIMES):
+        started_s = perf_counter()
+        select(
+            Flat((), kept, pending),
+            gradient,
+            k=elements_kept(numel, density),
+            method=method or default_selection(like.device),
+        )
+        times_s.append(perf_counter() - started_s)
+    return median(times_s[1:]) / numel
 
 
 def _is_exact(flat: Flat, gradient: torch.Tensor, chosen: SparseVector, k: int) -> bool:

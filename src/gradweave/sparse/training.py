@@ -64,14 +64,17 @@ class SparseTraining:
         self._begun_with = self._scale_and_version()
         self.sparsifier.follow_scale(self._begun_with[0])
 
-    def average(self, message: torch.Tensor, parameters: Sequence[nn.Parameter]) -> None:
-        """In place, a flat bucket of these parameters; blocks until that is done."""
+    def names_of(self, parameters: Sequence[nn.Parameter]) -> list[str]:
         if any(parameter not in self._names for parameter in parameters):
             raise RequestError(
                 "a gradient of another model than the one this was made for; make one for each"
             )
+        return [self._names[parameter] for parameter in parameters]
+
+    def average(self, message: torch.Tensor, names: Sequence[str]) -> None:
+        """In place, a flat bucket of these parameters; blocks until that is done."""
         self.sparsifier.reduce(
-            [self._names[parameter] for parameter in parameters],
+            names,
             message,
             density=self.settings.density_at(self.step - 1),
             divide_by=self.group.size(),

@@ -62,6 +62,11 @@ def clip_local_norm(gradient: torch.Tensor, *, limit: float, ranks: int) -> None
     gradient.mul_(torch.clamp(limit / ranks**0.5 / norm, max=1.0))
 
 
+def check_momentum(momentum: float) -> None:
+    if not 0 <= momentum < 1:
+        raise RequestError(f"momentum must be at least 0 and below 1, got {momentum}")
+
+
 class MomentumCorrection:
     """Momentum before selection instead of after it: the optimizer's own must be 0.
 
@@ -74,8 +79,7 @@ class MomentumCorrection:
     def __init__(
         self, parameters: Mapping[str, torch.Tensor], *, momentum: float = 0.9, masking: bool = True
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise RequestError(f"momentum must be at least 0 and below 1, got {momentum}")
+        check_momentum(momentum)
         self.momentum, self.masking = momentum, masking
         self.velocities = Carried(parameters)
 

@@ -1,0 +1,118 @@
+"""What the runtime says of compression: what it costs here, and whether it pays."""
+
+import pytest
+import torch
+from ranks import on_threads
+from torch import nn
+
+from gradweave import Link, Network, Tensor, Trace
+from gradweave.costs import flat
+from gradweave.plan import merge
+from gradweave.planning import make_plan
+from gradweave.runtime.candidates import Candidate
+from gradweave.runtime.explain import explanation
+from gradweave.runtime.findings import Findings
+from gradweave.runtime.options import Options
+from gradweave.runtime.pilot import Pilot
+from gradweave.runtime.thinning import planned_compression, verdict, with_selection_cost
+from gradweave.sparse.exchange import EXCHANGES
+from gradweave.sparse.settings import GTopK, TopK
+
+TRACE = Trace(
+    name="two",
+    origin="measured",
+    source="made up",
+    batch_size=1,
+    tensors=tuple(
+        Tensor(name=name, elements=10**6, bytes_per_element=4, ready_s=ready_s, forward_s=0.01)
+        for name, ready_s in (("b", 0.01), ("a", 0.02))
+    ),
+)
+SPARSE = planned_compression(GTopK(density=0.001))
+
+
+def network(*, bits_per_s, selection_s=1e-9):
+    link = Link(latency_s=1e-4, s_per_byte=8 / bits_per_s)
+    return Network(name="n", source="n", links=flat(link), selection_s_per_element=selection_s)
+
+
+def settled(net, compression=SPARSE):
+    plan = make_plan(TRACE, net, workers=4, compression=compression)
+    return Findings(trace=TRACE, network=net, plan=plan, stage="settled")
+
+
+def test_it_pays_on_a_slow_network():
+    found = settled(network(bits_per_s=1e8))
+    judged = verdict(TRACE, found.plan, found.network, workers=4)
+    assert judged.pays
+    assert judged.compressed_s < judged.dense_s / 4
+    (said,) = [
+        line for line in explanation(found, None, workers=4).split("\n") if "ompress" in line
+    ]
+    assert said == (
+        f"Compression pays: predicted {judged.compressed_s * 1e3:.1f} ms an iteration with it, "
+        f"{judged.dense_s * 1e3:.1f} ms with the best dense plan."
+    )
+
+
+@pytest.mark.parametrize(("bits_per_s", "selection_s"), [(1e11, 1e-9), (1e9, 1e-6)])
+def test_it_does_not_pay_where_messages_are_cheap_or_selecting_is_dear(bits_per_s, selection_s):
+    found = settled(network(bits_per_s=bits_per_s, selection_s=selection_s))
+    assert not verdict(TRACE, found.plan, found.network, workers=4).pays
+    said = explanation(found, None, workers=4)
+    assert "Compression does not pay on this network: predicted" in said
+    assert said.endswith("ms with the best dense plan; leave it out.")
+
+
+def test_of_dense_plans_there_is_nothing_to_say():
+    net = network(bits_per_s=1e9)
+    assert "ompression" not in explanation(settled(net, compression=None), None, workers=4)
+    assert verdict(TRACE, merge(TRACE, [2], planner="p", collective="ring"), net, workers=4) is None
+
+
+def test_every_exchange_has_a_price():
+    for exchange in EXCHANGES:
+        assert planned_compression(GTopK(density=0.01, exchange=exchange)).density == 0.01
+    assert planned_compression(TopK(density=0.5)).method == "topk"
+    assert SPARSE.method == "gtopk-butterfly"
+
+
+def agreed(group):
+    parameters = {"w": nn.Parameter(torch.zeros(1000 * (1 + group.rank())))}
+    net = with_selection_cost(network(bits_per_s=1e9), GTopK(), parameters, group)
+    return net.selection_s_per_element
+
+
+def test_ranks_agree_on_what_selecting_costs():
+    first, second = on_threads(2, agreed)
+    assert first == second
+    assert 0 < first < 1e-2
+
+
+class TwoRanks:
+    """A group that nobody speaks in."""
+
+    def size(self):
+        return 2
+
+    def name(self):
+        return "gloo"
+
+
+@pytest.mark.parametrize(("bits_per_s", "times"), [(1e11, 1), (1e7, 0)])
+def test_the_log_says_so_once(caplog, bits_per_s, times):
+    pilot = Pilot(
+        Options(),
+        module=nn.Linear(1, 1),
+        parameters={},
+        group=TwoRanks(),
+        make_group=TwoRanks,
+        adopt=lambda _: None,
+        keeps_declared_order=False,
+        torch_cap_mb=None,
+        given=None,
+    )
+    net = network(bits_per_s=bits_per_s)
+    plan = make_plan(TRACE, net, workers=2, compression=SPARSE)
+    pilot._settle(Candidate(plan=plan, predicted_s=0.1), TRACE, net)
+    assert caplog.text.count("Compression does not pay on this network") == times
