@@ -1,6 +1,13 @@
 """MG-WFBP: the INFOCOM 2019 and the journal 2020 paper."""
 
-from . import mgwfbp_clusters, mgwfbp_messages, mgwfbp_ring, mgwfbp_tensor_sizes, mgwfbp_trees
+from . import (
+    mgwfbp_clusters,
+    mgwfbp_messages,
+    mgwfbp_passes,
+    mgwfbp_ring,
+    mgwfbp_tensor_sizes,
+    mgwfbp_trees,
+)
 from .page import Chapter
 
 INTRODUCTION = """
@@ -21,5 +28,6 @@ def chapter() -> Chapter:
             mgwfbp_trees.section(),
             mgwfbp_clusters.section(),
             mgwfbp_tensor_sizes.section(),
+            mgwfbp_passes.section(),
         ],
     )

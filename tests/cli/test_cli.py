@@ -27,6 +27,7 @@ def test_simulate_prints_a_row_for_each_combination(capsys):
         "trace",
         "network",
         "workers",
+        "passes",
         "planner",
         "collective",
         "compute_s",
@@ -51,11 +52,39 @@ def test_plan_prints_buckets_and_writes_a_plan(capsys, tmp_path):
     assert 0.3 < row["predicted_s"] < 0.4
 
 
+def test_simulate_compares_passes(capsys):
+    job = ["--trace", "resnet50", "--network", "gtopk-1gbe", "--planner", "optimal:0"]
+    rows = printed_json(
+        capsys, "simulate", *job, "--workers", "4,64,2048", "--passes", "backward,both"
+    )
+    assert [(row["workers"], row["passes"]) for row in rows] == [
+        (workers, passes) for workers in (4, 64, 2048) for passes in ("backward", "both")
+    ]
+    for alone, both in zip(rows[::2], rows[1::2], strict=True):
+        assert both["iteration_s"] <= alone["iteration_s"] * (1 + 1e-9)
+    assert rows[1]["iteration_s"] < 0.95 * rows[0]["iteration_s"]
+
+
+def test_a_plan_for_both_passes(capsys, tmp_path):
+    output = tmp_path / "plan.json"
+    argv = ["plan", *JOB, "--workers", "64", "--passes", "both"]
+    (row,) = printed_json(capsys, *argv, "--output", str(output))
+    assert row["passes"] == files.read(output, Plan).passes == "both"
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert "optimal by ring beside both passes:" in out
+    rows = [line.split("│") for line in out.splitlines() if "│" in line]
+    assert len(rows) == len(row["buckets"])
+    sent, gathered = ([float(cells[place]) for cells in rows] for place in (6, 8))
+    assert sent == sorted(sent)
+    assert gathered == sorted(gathered, reverse=True)
+
+
 def test_tables_are_for_people(capsys):
     assert main(["simulate", *JOB, "--workers", "64"]) == 0
     out = capsys.readouterr().out
     assert "googlenet-k80 on k80-10gbe, 4-byte gradients by ring; one worker alone: 308.0 ms" in out
-    assert [line.split("│")[2].strip() for line in out.splitlines() if "│" in line] == [
+    assert [line.split("│")[3].strip() for line in out.splitlines() if "│" in line] == [
         "wfbp",
         "single",
         "mgwfbp",
@@ -139,6 +168,11 @@ SIMULATE = ["simulate", *JOB, "--workers", "4"]
         (["simulate", *JOB], "--workers is missing"),
         ([*SIMULATE, "--planner", "magic"], "no planner 'magic'; there are naive, wfbp"),
         ([*SIMULATE, "--planner", "wfbp,"], "an empty name in 'wfbp,'"),
+        ([*SIMULATE, "--passes", "forward"], "no passes 'forward'; there are backward, both"),
+        (
+            ["plan", "--trace", "vgg16", "--network", "cluster1-16xk80-10gbe", "--passes", "both"],
+            "calibrate with --op all-reduce,reduce-scatter,all-gather",
+        ),
         ([*SIMULATE, "--collective", "rign"], "no formula for all-reduce by 'rign'"),
         ([*SIMULATE, "--collective", "native"], "no formula for all-reduce by 'native'"),
         ([*SIMULATE, "--compression", "gtopk:2"], "density must be above 0 and at most 1, got 2"),

@@ -66,7 +66,15 @@ def write_run(
     """Predicted by the simulator; measured as a recorder sees it, five percent slower."""
     predictions = []
     for runtime, planner in (runtimes or RUNTIMES).items():
-        plan = make_plan(trace, network, workers=WORKERS, planner=planner, collective="native")
+        is_sharded = runtime == "sharded"
+        plan = make_plan(
+            trace,
+            network,
+            workers=WORKERS,
+            planner=planner,
+            collective="ring" if is_sharded else "native",
+            passes="both" if is_sharded else "backward",
+        )
         timeline = simulate(trace, plan, network, workers=WORKERS)
         predictions.append(Prediction(runtime=runtime, plan=plan, timeline=timeline))
     return _written(path, trace, network, predictions)
@@ -86,14 +94,19 @@ def _written(path: Path, trace: Trace, network: Network, predictions: list[Predi
 
 
 def _recorded(trace: Trace, predicted: Timeline) -> Timeline:
-    forward_s, compute_s = 1.05 * trace.forward_s, 1.05 * trace.compute_s
+    forward_s = 1.05 * min(span.start_s for span in predicted.spans if span.lane == "backward")
+    compute_s = forward_s + 1.05 * trace.backward_s
     spans = [
         Span(lane="forward", label="forward", start_s=0, end_s=forward_s, tensors=()),
         Span(lane="backward", label="backward", start_s=forward_s, end_s=compute_s, tensors=()),
     ]
     begin_s = {tensor.name: forward_s + 1.05 * tensor.ready_s for tensor in trace.tensors}
     spans += [
-        replace(span, start_s=max(begin_s[name] for name in span.tensors), end_s=1.05 * span.end_s)
+        replace(
+            span,
+            start_s=min(1.05 * span.start_s, max(begin_s[name] for name in span.tensors)),
+            end_s=1.05 * span.end_s,
+        )
         for span in predicted.spans
         if span.lane == "communication"
     ]

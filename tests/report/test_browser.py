@@ -8,11 +8,19 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from report_cases import HOSTILE, as_json, planner_cases
+from report_cases import (
+    HOSTILE,
+    as_json,
+    drawn_trace,
+    measured_network,
+    planner_cases,
+    write_run,
+)
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
@@ -25,6 +33,7 @@ from gradweave.network import Network
 from gradweave.planning import find_planner, make_plan
 from gradweave.planning.optimal import optimal
 from gradweave.report.folders import read_folders
+from gradweave.report.page import make_page
 from gradweave.simulation import simulate
 
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
@@ -290,6 +299,21 @@ def test_odd_runs_are_drawn_too(browser, folder, odd_page):
     odd.point_at(odd.show(".panel:last-of-type .message"))
     assert "by gtopk:0.001" in odd.tip()
     odd.show(".plans .strip")
+    assert browser.get_log("browser") == []
+
+
+def test_forward_is_drawn_in_parts_where_it_waits(browser, folder, tmp_path):
+    trace = drawn_trace(20).rescaled(parameter_scale=20)
+    path = write_run(tmp_path / "run", trace, measured_network(), runtimes={"sharded": "wfbp"})
+    runs = read_folders([path])
+    page = Page(browser, folder / "sharded.html", make_page(runs))
+    page.show(".panel")
+    forward = [s for s in runs[0].run.predicted["sharded"].spans if s.lane == "forward"]
+    waits = sum(after.start_s > before.end_s for before, after in pairwise(forward))
+    assert waits > 0
+    measured_parts = 1
+    parts = browser.find_elements(By.CSS_SELECTOR, ".panel .block.forward")
+    assert len(parts) == measured_parts + waits + 1
     assert browser.get_log("browser") == []
 
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from report_cases import RUNTIMES
+from report_cases import RUNTIMES, drawn_trace, measured_network, write_run
 
 from gradweave.report.folders import read_folders
 from gradweave.report.perfetto import trace_events
@@ -82,3 +82,24 @@ def test_gradients_are_ready_before_they_are_sent(folder, events):
             expected_s = max(ready_s[name] for name in args["tensors"])
             assert args["ready_us"] == pytest.approx(1e6 * expected_s, abs=0.01)
             assert args["ready_us"] <= args["sent_us"] <= args["done_us"]
+
+
+def test_forward_may_wait_for_parameters(tmp_path):
+    """Gradients are then ready later than the trace says; parameters leave when they are sent."""
+    path = write_run(
+        tmp_path / "run", drawn_trace(20), measured_network(), runtimes={"sharded": "optimal"}
+    )
+    (folder,) = read_folders([path])
+    events = json.loads(trace_events([folder]))["traceEvents"]
+    sent = [e for e in of_phase(events, "X") if e["cat"] == "communication" and e["pid"] == 3]
+    timeline = folder.run.predicted["sharded"]
+    begin_s = min(span.start_s for span in timeline.spans if span.lane == "backward")
+    assert begin_s > folder.run.trace.forward_s
+    ready_s = {t.name: begin_s + t.ready_s for t in folder.run.trace.tensors}
+    for event in sent:
+        args = event["args"]
+        expected_us = 1e6 * max(ready_s[name] for name in args["tensors"])
+        if event["name"].startswith("all-gather"):
+            expected_us = args["sent_us"]
+        assert args["ready_us"] == pytest.approx(expected_us, abs=0.01)
+    assert {event["name"].rsplit(" ", 1)[0] for event in sent} == {"all-gather", "reduce-scatter"}

@@ -32,6 +32,7 @@ from gradweave.plan import Plan
 from gradweave.planning import PLANNERS
 from gradweave.planning.both_passes import optimal_for_both
 from gradweave.planning.optimal import optimal
+from gradweave.simulation import compare_passes
 
 NAMES = ["fixed:100B" if name == "fixed" else name for name in PLANNERS]
 
@@ -215,3 +216,19 @@ def test_what_both_passes_cannot_do(small_trace, linked_network):
 def test_one_worker_sends_one_message(trace):
     plan = make_plan(trace, load_network("k80-10gbe"), workers=1, passes="both")
     assert plan.lengths == (len(trace.tensors),)
+
+
+@given(trace=traces_of_two_passes(), scatter=lines, gather=lines, whole=lines)
+@settings(max_examples=50)
+def test_the_chosen_passes_are_never_slower_than_the_best_plan_for_backward(
+    trace, scatter, gather, whole
+):
+    entry = CollectiveCost(operation="all-reduce", collective="native", workers=2, cost=whole)
+    halves = halves_of(scatter, gather)
+    network = Network(name="drawn", source="drawn", costs=(entry, *halves.costs))
+    compared = compare_passes(trace, network, workers=2, planner="optimal:0")
+    alone_s = backward_only_s(trace, optimal(trace, whole, tolerance=0), whole)
+    both = optimal_for_both(trace, scatter, gather, tolerance=0)
+    both_s = iteration_of_both_s(trace, both, scatter, gather)
+    assert compared.faster.outcome.iteration_s == pytest.approx(min(alone_s, both_s))
+    assert compared.both.plan.passes == "both"

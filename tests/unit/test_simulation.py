@@ -4,9 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import end_of_communication_s, lines, traces
+from strategies import (
+    end_of_communication_s,
+    iteration_of_both_s,
+    lines,
+    traces,
+    traces_of_two_passes,
+)
 
 from gradweave import CollectiveCost, Network, RequestError, load_network, load_trace, simulate
+from gradweave.plan import merge
 from gradweave.planning import PLANNERS, make_plan
 from gradweave.simulation import Case, Jitter, cases, run
 from gradweave.simulation.jitter import slowest
@@ -95,11 +102,87 @@ def test_every_job_keeps_these_laws(name, trace, line):
         assert timeline.iteration_s == pytest.approx(end_s)
 
 
+def halves_of(scatter, gather, latency_s=0.0):
+    return Network(
+        name="drawn",
+        source="drawn",
+        costs=tuple(
+            CollectiveCost(
+                operation=operation,
+                collective="native",
+                workers=2,
+                cost=cost,
+                latency_s=latency_s,
+            )
+            for operation, cost in (("reduce-scatter", scatter), ("all-gather", gather))
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(
+    trace=traces_of_two_passes(), scatter=lines, gather=lines, latency_s=st.sampled_from([0.0, 0.3])
+)
+@settings(max_examples=40)
+def test_both_passes_keep_these_laws(name, trace, scatter, gather, latency_s):
+    network = halves_of(scatter, gather, latency_s)
+    plan = make_plan(trace, network, workers=2, planner=name, passes="both")
+    timeline = simulate(trace, plan, network, workers=2)
+    assert timeline.compute_s == pytest.approx(trace.compute_s)
+    assert timeline.iteration_s == pytest.approx(timeline.compute_s + timeline.exposed_s)
+    if plan.overlap:
+        whole_s = iteration_of_both_s(trace, list(plan.lengths), scatter, gather)
+        assert timeline.iteration_s == pytest.approx(whole_s + 2 * latency_s)
+    else:
+        assert timeline.exposed_s == pytest.approx(timeline.communication_s)
+    messages = {
+        operation: [s for s in timeline.spans if s.label.startswith(operation)]
+        for operation in ("reduce-scatter", "all-gather")
+    }
+    for sent in messages.values():
+        assert sum(span.nbytes for span in sent) == trace.nbytes.sum()
+        assert len(sent) == len(plan.buckets)
+    arrived_s = {name: s.end_s for s in messages["all-gather"] for name in s.tensors}
+    for span in timeline.spans:
+        if span.lane == "forward":
+            assert span.start_s >= arrived_s[span.label]
+    last_gather_s = max(span.end_s for span in messages["all-gather"])
+    assert min(span.start_s for span in messages["reduce-scatter"]) >= last_gather_s
+
+
+def test_both_passes_by_hand(small_trace, linked_network):
+    """Three workers, ring: each half starts up for 2 * 0.25 s; c travels alone, b and a together.
+
+    Forward needs a (and b) at once and c after 1.5 s; c arrives after both all-gathers.
+    """
+    plan = merge(small_trace, [1, 2], planner="by hand", collective="ring", passes="both")
+    timeline = simulate(small_trace, plan, linked_network, workers=3)
+    gather_b, scatter_b = 2 / 3 * 0.001, 2 / 3 * 0.0015
+    first_s = 0.5 + 1004 * gather_b
+    second_s = first_s + 0.5 + 400 * gather_b
+    assert second_s < first_s + 1.5
+    forward_s = first_s + 2.0
+    assert spans_of(timeline, "forward") == [
+        ("a", pytest.approx(first_s), pytest.approx(first_s + 1.5)),
+        ("c", pytest.approx(first_s + 1.5), pytest.approx(forward_s)),
+    ]
+    c_s = forward_s + 1.0 + 0.5 + 400 * scatter_b
+    end_s = forward_s + 3.0 + 0.5 + 1004 * scatter_b
+    assert spans_of(timeline, "communication") == [
+        ("all-gather 2", 0.0, pytest.approx(first_s)),
+        ("all-gather 1", pytest.approx(first_s), pytest.approx(second_s)),
+        ("reduce-scatter 1", pytest.approx(forward_s + 1.0), pytest.approx(c_s)),
+        ("reduce-scatter 2", pytest.approx(forward_s + 3.0), pytest.approx(end_s)),
+    ]
+    assert timeline.exposed_s == pytest.approx(first_s + end_s - forward_s - 3.0)
+
+
 def test_one_worker_only_computes(small_trace, linked_network):
-    plan = make_plan(small_trace, linked_network, workers=1)
-    timeline = simulate(small_trace, plan, linked_network, workers=1)
-    assert timeline.iteration_s == small_trace.compute_s
-    assert timeline.efficiency == 1
+    for passes in ("backward", "both"):
+        plan = make_plan(small_trace, linked_network, workers=1, passes=passes)
+        timeline = simulate(small_trace, plan, linked_network, workers=1)
+        assert timeline.iteration_s == small_trace.compute_s
+        assert timeline.efficiency == 1
 
 
 def test_a_plan_for_another_trace_is_refused(small_trace, linked_network):
@@ -115,8 +198,9 @@ def test_cases_are_all_combinations(small_trace, linked_network):
         workers=[2, 4],
         planners=["wfbp", "single"],
         collectives=[None, "double-tree"],
+        passes=["backward", "both"],
     )
-    assert len(made) == 16
+    assert len(made) == 32
     assert {case.collective for case in made} == {"ring", "double-tree"}
 
 

@@ -6,14 +6,16 @@ Example:
 """
 
 import argparse
-from itertools import groupby
+from collections.abc import Sequence
 
 from gradweave import files
 from gradweave.cli import arguments
 from gradweave.cli.tables import milliseconds, note_extrapolations, print_json, print_table
 from gradweave.errors import RequestError
+from gradweave.plan import Plan
 from gradweave.simulation import Simulated
 from gradweave.simulation import run as run_case
+from gradweave.timeline import Span
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +48,7 @@ def _row(simulated: Simulated) -> dict[str, object]:
         "trace": outcome.trace,
         "network": outcome.network,
         "workers": outcome.workers,
+        "passes": outcome.passes,
         "planner": outcome.planner,
         "collective": outcome.collective,
         "compression": outcome.compression,
@@ -55,12 +58,15 @@ def _row(simulated: Simulated) -> dict[str, object]:
 
 
 def _print(simulated: Simulated) -> None:
-    outcome, timeline = simulated.outcome, simulated.timeline
-    sent = [span for span in timeline.spans if span.lane == "communication"]
-    messages = [list(spans) for _, spans in groupby(sent, lambda span: span.tensors)]
+    outcome, plan = simulated.outcome, simulated.plan
+    sent = [span for span in simulated.timeline.spans if span.lane == "communication"]
+    gathered = [span for span in sent if span.label.startswith("all-gather")]
+    messages = _by_bucket(plan, [span for span in sent if span not in gathered])
+    beside = "" if outcome.passes == "backward" else " beside both passes"
     print_table(
         f"{outcome.trace} on {outcome.network}, {outcome.workers} workers, {outcome.planner} by "
-        f"{outcome.compression or outcome.collective}: {milliseconds(outcome.iteration_s)} ms an "
+        f"{outcome.compression or outcome.collective}{beside}: "
+        f"{milliseconds(outcome.iteration_s)} ms an "
         f"iteration, {milliseconds(outcome.exposed_s)} ms of it waiting for the network",
         {
             "message": [str(number + 1) for number in range(len(messages))],
@@ -70,5 +76,19 @@ def _print(simulated: Simulated) -> None:
             "MB": [f"{spans[0].nbytes / 1e6:,.3f}" for spans in messages],
             "sent at ms": [milliseconds(spans[0].start_s) for spans in messages],
             "done at ms": [milliseconds(spans[-1].end_s) for spans in messages],
+            **_gathered_at(_by_bucket(plan, gathered)),
         },
     )
+
+
+def _by_bucket(plan: Plan, spans: Sequence[Span]) -> list[list[Span]]:
+    """A bucket's phases; none at all where one worker sends nothing."""
+    phases = [[s for s in spans if s.tensors == bucket.tensors] for bucket in plan.buckets]
+    return [found for found in phases if found]
+
+
+def _gathered_at(messages: Sequence[Sequence[Span]]) -> dict[str, list[str]]:
+    """When its parameters have come back, in the next iteration."""
+    if not messages:
+        return {}
+    return {"gathered at ms": [milliseconds(spans[-1].end_s) for spans in messages]}

@@ -48,6 +48,7 @@ EXPLAINED = {
     "ddp": "buckets as torch makes them",
     "mgwfbp": "merged by the rule of the MG-WFBP papers",
     "optimal": "merged by the exact planner",
+    "sharded": "gradients scattered beside backward, parameters gathered beside the next forward",
     "topk": "only the largest gradients of each worker",
     "gtopk": "only the largest gradients of all workers",
 }

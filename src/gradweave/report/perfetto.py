@@ -43,15 +43,18 @@ def trace_events(folders: Sequence[Folder]) -> str:
             timelines["predicted, every rank"] = run.predicted[name]
             for what, timeline in timelines.items():
                 pid = next(processes)
-                ready_s = None if what.startswith("measured") else _ready_s(run.trace)
+                ready_s = None if what.startswith("measured") else _ready_s(run.trace, timeline)
                 events += _named(pid, f"{folder.name}: {name}, {what}")
                 events += _computing(pid, timeline)
                 events += _messages(pid, timeline, ready_s, flows)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, ensure_ascii=False)
 
 
-def _ready_s(trace: Trace) -> dict[str, float]:
-    return {tensor.name: trace.forward_s + tensor.ready_s for tensor in trace.tensors}
+def _ready_s(trace: Trace, timeline: Timeline) -> dict[str, float]:
+    """Forward may have waited for parameters, so backward begins where its first span does."""
+    backward = (span.start_s for span in timeline.spans if span.lane == "backward")
+    begin_s = min(backward, default=trace.forward_s)
+    return {tensor.name: begin_s + tensor.ready_s for tensor in trace.tensors}
 
 
 def _named(pid: int, title: str) -> Iterator[Event]:

@@ -1,6 +1,7 @@
 // Puts the pictures into their places. Those far down the page are drawn when they come near.
 
 const SCALES_APART = 3;
+const TOUCHING_S = 2e-9;
 
 function onceNear(element, draw) {
   const watcher = new IntersectionObserver(
@@ -15,6 +16,21 @@ function onceNear(element, draw) {
   watcher.observe(element);
 }
 
+/** A pass is one block, or several where it waited: times are written to the nanosecond. */
+function passBlocks(name, slots) {
+  const blocks = [];
+  for (const slot of slots) {
+    const last = blocks[blocks.length - 1];
+    if (last && slot[0] <= last.end_s + TOUCHING_S) {
+      last.end_s = Math.max(last.end_s, slot[1]);
+      last.slots.push(slot);
+    } else {
+      blocks.push({ name, start_s: slot[0], end_s: slot[1], slots: [slot] });
+    }
+  }
+  return blocks;
+}
+
 function readTimeline(run, runtime, kind) {
   const { compute, messages } = runtime[kind];
   const bucketOf = new Map();
@@ -24,15 +40,9 @@ function readTimeline(run, runtime, kind) {
     }
   });
   const slots = run.computes[compute];
-  const blocks = ["forward", "backward"]
-    .filter((name) => slots[name].length > 0)
-    .map((name) => ({
-      name,
-      start_s: slots[name][0][0],
-      end_s: slots[name].reduce((latest, slot) => Math.max(latest, slot[1]), 0),
-      slots: slots[name],
-    }));
-  const begin_s = run.tensors.forward_s.reduce((sum, seconds) => sum + seconds, 0);
+  const blocks = ["forward", "backward"].flatMap((name) => passBlocks(name, slots[name]));
+  const forward_s = run.tensors.forward_s.reduce((sum, seconds) => sum + seconds, 0);
+  const begin_s = slots.backward.length > 0 ? slots.backward[0][0] : forward_s;
   return completeTimeline(
     blocks,
     messages.map(([start_s, end_s, bytes, label, tensors]) => {
