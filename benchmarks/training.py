@@ -10,7 +10,7 @@ import argparse
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from gradweave import Network, Trace, load_trace
 from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave.bench.training import Settings, train_on_cluster
+from gradweave.bench.training import Settings, to_measure, train_on_cluster
 from gradweave.lab import Cluster, ClusterSpec
 from gradweave.presets import trace_names
 from gradweave.results import Result
@@ -174,7 +174,7 @@ class Everything(Struct, frozen=True, kw_only=True):
 def measure(experiment: Experiment, runs: Path) -> Iterator[Measured]:
     for nodes, rate in experiment.clusters:
         with Cluster(ClusterSpec(nodes=nodes, rate=rate)) as cluster:
-            network = _calibrated(cluster)
+            network = _calibrated(cluster, experiment.runtimes)
             for time in range(experiment.times):
                 for name, scale in experiment.traces:
                     print(f"{experiment.name}: {name}, {nodes} nodes at {rate}", flush=True)
@@ -194,12 +194,11 @@ def _trace(experiment: Experiment, name: str, scale: float) -> Trace:
     )
 
 
-def _calibrated(cluster: Cluster) -> Network:
+def _calibrated(cluster: Cluster, runtimes: Sequence[str]) -> Network:
     """Once for each cluster: it serves every trace."""
     question = CalibrationQuestion(
         name=f"{cluster.spec.nodes} nodes at {cluster.spec.rate}",
-        algorithms=("native",),
-        operations=("all-reduce",),
+        ways=to_measure(runtimes),
         largest_bytes=32 * MIB,
         repeats=9,
     )

@@ -20,6 +20,13 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": KIB, "MiB": MIB, "GiB": 2**30}
 
 
+class Way(NamedTuple):
+    """What is done, and by which algorithm."""
+
+    operation: Operation
+    collective: str
+
+
 class Spec(NamedTuple):
     """A name, and what stands behind its colon: ``fixed:25MiB``, ``parameter-server:4``."""
 

@@ -5,6 +5,7 @@ import torch
 from ranks import on_threads
 
 from gradweave import CollectiveCost, Curve, RequestError, files, make_plan
+from gradweave.collectives import ways
 from gradweave.costs import Links
 from gradweave.measure.load import computing
 from gradweave.measure.network import calibrate
@@ -28,7 +29,7 @@ def on_ranks(world, **options):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_all_ranks_measure_the_same(world, small_trace):
-    network = on_ranks(world, algorithms=("native", "ring"))
+    network = on_ranks(world, ways=ways(["all-reduce"], ["native", "ring"]))
     assert [(c.collective, c.beside, c.workers) for c in network.costs] == [
         (collective, beside, world)
         for collective in ("native", "ring")
@@ -51,7 +52,7 @@ def test_all_ranks_measure_the_same(world, small_trace):
 
 
 def test_other_operations_and_what_only_some_of_them_have():
-    network = on_ranks(2, operations=("all-reduce", "broadcast"), algorithms=("ring", "mst"))
+    network = on_ranks(2, ways=ways(["all-reduce", "broadcast"], ["ring", "mst"]))
     assert {(c.operation, c.collective) for c in network.costs} == {
         ("all-reduce", "ring"),
         ("all-reduce", "mst"),
@@ -62,7 +63,7 @@ def test_other_operations_and_what_only_some_of_them_have():
 def test_the_halves_of_an_all_reduce(small_trace):
     """What plans for both passes are made from."""
     halves = ("reduce-scatter", "all-gather")
-    network = on_ranks(2, operations=("all-reduce", *halves), algorithms=("ring",))
+    network = on_ranks(2, ways=ways(["all-reduce", *halves], ["ring"]))
     assert {(c.operation, c.beside) for c in network.costs} == {
         (operation, beside)
         for operation in ("all-reduce", *halves)

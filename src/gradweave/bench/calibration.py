@@ -8,13 +8,12 @@ from msgspec import Struct
 from gradweave.bench.jobs import ask
 from gradweave.lab import Cluster
 from gradweave.network import Network
-from gradweave.words import Operation
+from gradweave.words import Way
 
 
 class CalibrationQuestion(Struct, frozen=True, kw_only=True):
     name: str
-    algorithms: tuple[str, ...]
-    operations: tuple[Operation, ...]
+    ways: tuple[Way, ...]
     largest_bytes: int
     repeats: int
     nodes_per_rack: int | None = None

@@ -24,8 +24,7 @@ def in_default_group(
         network = calibrate(
             group,
             name=question.name,
-            algorithms=question.algorithms,
-            operations=question.operations,
+            ways=question.ways,
             largest_bytes=question.largest_bytes,
             repeats=question.repeats,
             communicator=Communicator(group, topology=topology),

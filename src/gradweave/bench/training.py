@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +20,7 @@ from gradweave.runs import Prediction, RunFolder
 from gradweave.simulation import simulate
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
-from gradweave.words import MIB, Operation, ReplayMode, parse_spec
+from gradweave.words import MIB, ReplayMode, Way, parse_spec
 
 JOB = "gradweave.bench.training_job"
 
@@ -97,26 +96,16 @@ def check_runtimes(runtimes: Sequence[str]) -> None:
         raise RequestError(f"a runtime stands twice in {','.join(runtimes)}")
 
 
-class Measured(NamedTuple):
-    """What a calibration has to measure."""
-
-    operations: tuple[Operation, ...]
-    algorithms: tuple[str, ...]
-
-
-def to_measure(runtimes: Sequence[str]) -> Measured:
-    """So that all of these can be predicted."""
-    operations: dict[Operation, None] = {"all-reduce": None}
-    algorithms = {"native": None}
+def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
+    """What a calibration has to time, so that all of these can be predicted."""
+    found = [Way("all-reduce", "native")]
     for name in runtimes:
         if name == SHARDED:
-            operations |= dict.fromkeys(OPERATIONS["both"])
-            algorithms[SHARDED_COLLECTIVE] = None
+            found += [Way(operation, SHARDED_COLLECTIVE) for operation in OPERATIONS["both"]]
         elif parse_spec(name).name in LOOPS:
             loop = find_loop(name)
-            operations |= dict.fromkeys(loop.operations)
-            algorithms[loop.collective] = None
-    return Measured(tuple(operations), tuple(algorithms))
+            found += [Way(operation, loop.collective) for operation in loop.operations]
+    return tuple(dict.fromkeys(found))
 
 
 def density_of(runtimes: Sequence[str]) -> float | None:

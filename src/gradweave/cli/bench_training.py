@@ -126,14 +126,12 @@ def _network(options: argparse.Namespace, cluster: Cluster, nodes: int) -> Netwo
     if options.network is not None:
         network = load_network(options.network)
     else:
-        measured = to_measure(options.runtime)
         with progress_bar(None, doing=f"calibrating {nodes} nodes") as advance:
             network = calibrate_cluster(
                 cluster,
                 CalibrationQuestion(
                     name=cluster_name(cluster.spec),
-                    algorithms=measured.algorithms,
-                    operations=measured.operations,
+                    ways=to_measure(options.runtime),
                     largest_bytes=LARGEST_BYTES,
                     repeats=9,
                     nodes_per_rack=nodes_per_rack(options, nodes),

@@ -122,8 +122,7 @@ def _question(
 ) -> CalibrationQuestion:
     return CalibrationQuestion(
         name=name,
-        algorithms=algorithms,
-        operations=tuple(options.op),
+        ways=collectives.ways(options.op, algorithms),
         largest_bytes=parse_bytes(options.largest),
         repeats=options.repeats,
         nodes_per_rack=rack_nodes,

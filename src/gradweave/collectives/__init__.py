@@ -4,8 +4,9 @@ Schedules are written for ranks 0 to N-1 with root 0; ``build`` gives the parts 
 an order that follows the network, so that a ring or a chain enters and leaves each host once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import ceil
 
 import numpy as np
@@ -28,9 +29,9 @@ from gradweave.costs import Link, closed_form, flat
 from gradweave.costs.pipeline import PipelineCost
 from gradweave.costs.scatter_gather import rounds
 from gradweave.errors import RequestError
-from gradweave.words import Operation, Spec, parse_servers, parse_spec, refuse_argument
+from gradweave.words import Operation, Spec, Way, parse_servers, parse_spec, refuse_argument
 
-__all__ = ["ALGORITHMS", "OWNED", "TIERS", "Request", "build", "names"]
+__all__ = ["ALGORITHMS", "OWNED", "TIERS", "Request", "build", "names", "ways"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,15 @@ OWNED: frozenset[Operation] = frozenset({"reduce-scatter", "all-gather"})
 
 def names(operation: Operation) -> list[str]:
     return [name for known, name in ALGORITHMS if known == operation]
+
+
+def ways(operations: Sequence[Operation], algorithms: Sequence[str]) -> tuple[Way, ...]:
+    """Every operation by every algorithm that has it; the backend's own has all."""
+    return tuple(
+        Way(operation, algorithm)
+        for operation, algorithm in product(operations, algorithms)
+        if algorithm == "native" or parse_spec(algorithm).name in names(operation)
+    )
 
 
 def build(

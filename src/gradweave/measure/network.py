@@ -16,14 +16,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradweave import collectives
 from gradweave.comm import Communicator
 from gradweave.comm.agree import group_device, largest
 from gradweave.costs import Curve, Level, Link, Links
 from gradweave.errors import RequestError
 from gradweave.measure.load import computing
 from gradweave.network import CollectiveCost, Network
-from gradweave.words import KIB, MIB, Beside, Operation, parse_spec
+from gradweave.words import KIB, MIB, Beside, Way
+
+NATIVE = Way("all-reduce", "native")
 
 SMALLEST_BYTES = KIB
 LARGEST_BYTES = 16 * MIB
@@ -61,15 +62,14 @@ def calibrate(
     group: dist.ProcessGroup,
     *,
     name: str,
-    algorithms: Sequence[str] = ("native",),
-    operations: Sequence[Operation] = ("all-reduce",),
+    ways: Sequence[Way] = (NATIVE,),
     largest_bytes: int = LARGEST_BYTES,
     repeats: int = 7,
     beside: Surroundings | None = None,
     communicator: Communicator | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
-    """Time every operation by every algorithm, and transfers between two ranks.
+    """Time operations by algorithms, and transfers between two ranks.
 
     Call it on every rank, with nothing else on the group; all return the same. By default samples
     are taken both idle and beside matrix products. ``advance`` is called when a size is done.
@@ -81,14 +81,9 @@ def calibrate(
             f"calibrate up to at least {SMALLEST_BYTES * SIZE_FACTOR} bytes, got {largest_bytes}"
         )
     communicator = communicator or Communicator(group)
-    ways = [
-        Way(operation, algorithm)
-        for operation, algorithm in product(operations, algorithms)
-        if algorithm == "native" or parse_spec(algorithm).name in collectives.names(operation)
-    ]
     if beside is None:
         beside = {"nothing": nullcontext, "compute": partial(computing, group_device(group))}
-    survey = _Survey(communicator, ways, repeats=repeats, beside=beside)
+    survey = _Survey(communicator, list(ways), repeats=repeats, beside=beside)
     _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
     links = _measure_links(communicator)
     advance()
@@ -98,12 +93,6 @@ def calibrate(
         costs=tuple(survey.costs()),
         links=links,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    operation: Operation
-    collective: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +226,7 @@ class _Stream:
         return time.perf_counter() - started_s
 
     def _send(self, messages: list[torch.Tensor]) -> None:
-        if self._way == Way("all-reduce", "native"):
+        if self._way == NATIVE:
             # As DistributedDataParallel does: handed over one after the other, faster than they
             # are done, while the thread that does so has other things to do; then waited for in
             # order. On few cores it matters: all at once, small messages took a fifth longer.

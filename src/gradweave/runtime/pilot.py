@@ -35,7 +35,7 @@ from gradweave.runtime.window import ComputeWindow
 from gradweave.simulation import simulate
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
-from gradweave.words import KIB, MIB
+from gradweave.words import KIB, MIB, Way
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class Pilot:
         communicator = Communicator(self._calibration_group)
         device = self._device
         total_bytes = sum(parameter.nbytes for parameter in self._parameters.values())
-        algorithms = self._collectives(communicator)
+        ways = [Way("all-reduce", name) for name in self._collectives(communicator)]
 
         @contextmanager
         def turn() -> Iterator[None]:
@@ -231,7 +231,7 @@ class Pilot:
         return lambda: calibrate(
             communicator.group,
             name="calibrated in training",
-            algorithms=algorithms,
+            ways=ways,
             largest_bytes=min(max(total_bytes, LEAST_CALIBRATED_BYTES), MOST_CALIBRATED_BYTES),
             repeats=CALIBRATION_REPEATS,
             beside={"compute": turn},
