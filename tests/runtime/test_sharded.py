@@ -93,7 +93,7 @@ def trained(group, twin, make_model, make_optimizer, options):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-@pytest.mark.parametrize("given", [None, MADE, BACKWARD_ONLY], ids=["first", "both", "backward"])
+@pytest.mark.parametrize("given", [MADE, BACKWARD_ONLY], ids=["both", "backward"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_as_one_worker(world, given, name):
     make = OPTIMIZERS[name]
@@ -239,7 +239,7 @@ def test_evaluation_and_checkpoint_on_one_rank():
 
 
 def saved(group, twin, steps):
-    model = sharded(group, twin, small())
+    model = sharded(group, twin, small(), plan=plan(("2.bias", "2.weight"), ("0.bias", "0.weight")))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in steps:
         optimizer.zero_grad()
@@ -265,7 +265,7 @@ def test_resuming_is_going_on():
     everything = batches(2)
     checkpoint = on_threads(2, saved, everything[:2], groups=2)[0]
     expected = on_threads(2, saved, everything, groups=2)[0][0]
-    for state in on_threads(2, resumed, checkpoint, everything[2:], {}, groups=2):
+    for state in on_threads(2, resumed, checkpoint, everything[2:], {"plan": MADE}, groups=2):
         assert all(torch.equal(state[name], value) for name, value in expected.items())
 
 
@@ -318,7 +318,9 @@ def test_a_step_that_overflows_is_skipped_by_all():
 
 
 def normalised(group, twin):
-    model = sharded(group, twin, nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+    names = ("1.bias", "1.weight", "0.bias", "0.weight")
+    made = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    model = sharded(group, twin, made, plan=plan(names))
     with torch.no_grad():
         model.module[1].running_mean.fill_(group.rank() + 1.0)
     model(torch.ones(5, 6))
@@ -336,7 +338,8 @@ def several_kinds(group, twin):
     model = nn.Sequential(OrderedDict(a=nn.Linear(3, 3), b=nn.Linear(3, 3).double()))
     model.b.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
     model.a.bias.requires_grad = False
-    wrapped = sharded(group, twin, model)
+    given = plan(("b.bias", "b.weight", "a.weight"))
+    wrapped = sharded(group, twin, model, plan=given)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     wrapped(torch.ones(2, 3)).sum().backward()
     optimizer.step()
@@ -361,7 +364,7 @@ def complaints(group, twin):
             sharded(group, twin, model, **options)
         found.append(str(caught.value))
     with pytest.raises(RequestError, match="before wrapping"):
-        sharded(group, twin, small()).half()
+        sharded(group, twin, small(), plan=MADE).half()
     return found
 
 
@@ -375,6 +378,43 @@ def test_what_it_refuses():
         ]
 
 
+def planned(group, name):
+    """Until the plan is settled, and on."""
+    model = ShardedDataParallel(small(), record_steps=1, trial_steps=1)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.5)
+    steps, plans = 0, set()
+    while steps < 200 and (model.findings().stage != "settled" or steps % 5):
+        step = batches(group.size(), 200)[steps]
+        optimizer.zero_grad()
+        (model(step[group.rank()]) ** 2).mean().backward()
+        optimizer.step()
+        schedule.step()
+        plans.add(model.plan)
+        steps += 1
+    found = model.findings()
+    state = {name: value.numpy() for name, value in model.state_dict().items()}
+    return steps, state, len(plans), found.plan == model.plan, found.note, model.explain()
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_it_plans_while_it_trains(name, tmp_path):
+    """Seconds: processes, and a calibration. Optimizers' state moves from plan to plan."""
+    results = on_processes(2, planned, name, scratch=tmp_path)
+    model = small()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.5)
+    for step in batches(2, 200)[: results[0][0]]:
+        alone(model, optimizer, [step])
+        schedule.step()
+    for steps, state, plans, is_found, note, explained in results:
+        assert steps < 200, explained
+        assert plans > 1
+        assert is_found, note
+        for key, value in model.state_dict().items():
+            assert state[f"module.{key}"] == pytest.approx(value.numpy(), rel=1e-9, abs=1e-12)
+
+
 REAL_STEPS = 50
 
 
@@ -384,7 +424,7 @@ def on_real_images(group, kind, make_optimizer):
     torch.manual_seed(0)
     model = SmallCNN(width=4).double()
     wrap = TorchDDP if kind == "torch" else ShardedDataParallel
-    wrapped = wrap(model)
+    wrapped = wrap(model) if kind == "torch" else wrap(model, record_steps=1, trial_steps=1)
     optimizer = make_optimizer(wrapped.parameters())
     for step in range(REAL_STEPS):
         batch = images.take(order.indices(step))

@@ -14,7 +14,7 @@ from gradweave.planning.baselines import closed_at, torch_caps
 from gradweave.simulation import simulate
 from gradweave.simulation.iteration import bucket_bytes
 from gradweave.trace import Trace
-from gradweave.words import MIB
+from gradweave.words import MIB, Passes
 
 # Fewer messages than the optimum, for where the model is wrong about what one costs.
 TOLERANCES = (0.05, 0.25)
@@ -39,6 +39,7 @@ def shortlist(
     collectives: tuple[str, ...],
     torchs_lengths: list[int],
     compression: Compression | None = None,
+    passes: Passes = "backward",
 ) -> list[Candidate]:
     """The planner's plan first, torch's last; plans with the same buckets stand once.
 
@@ -53,8 +54,9 @@ def shortlist(
             planner=name,
             collective=collectives[0],
             compression=compression,
+            passes=passes,
         )
-        if compression is not None:
+        if compression is not None or passes == "both":
             return plan
         return with_best_collectives(plan, trace, network, workers=workers, known=collectives)
 
@@ -68,6 +70,7 @@ def shortlist(
         planner="ddp",
         collective=collectives[0],
         compression=compression,
+        passes=passes,
     )
     names = [planner]
     if planner == "optimal":

@@ -32,7 +32,7 @@ from gradweave.runtime.buckets import (
 from gradweave.runtime.candidates import Candidate
 from gradweave.runtime.explain import explanation
 from gradweave.runtime.findings import Findings
-from gradweave.runtime.given import PlanSource, device_name, given_plan
+from gradweave.runtime.given import PlanSource, check_passes, device_name, given_plan
 from gradweave.runtime.hooks import BucketSender, send_bucket
 from gradweave.runtime.options import (
     COMPILED,
@@ -135,7 +135,9 @@ class DistributedDataParallel(TorchDDP):
         self._pilot: Pilot | None = None
         why = why_unplannable(module, self._planned, torch_options, self.process_group.size())
         if why is None:
-            self._pilot = self._new_pilot(given_plan(self, plan))
+            given = given_plan(plan, workers=self.process_group.size(), device=self.device)
+            check_passes(given)
+            self._pilot = self._new_pilot(given)
             weakref.finalize(self, self._pilot.close).atexit = False
         elif self.process_group.size() > 1:
             logger.warning("keeping torch's own buckets: %s", why)
@@ -157,16 +159,10 @@ class DistributedDataParallel(TorchDDP):
 
     def recipe(self) -> Recipe:
         """What a restart can be given as ``plan``."""
-        found = self.findings()
-        if found.plan is None or found.trace is None or found.network is None:
-            raise RequestError(f"there is no recipe: {self.explain()}")
-        return Recipe(
+        return self.findings().recipe(
             workers=self.process_group.size(),
             device=device_name(self.device),
-            plan=found.plan,
-            trace=found.trace,
-            network=found.network,
-            step_s=found.step_s,
+            why_not=self.explain(),
         )
 
     def explain(self) -> str:

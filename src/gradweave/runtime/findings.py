@@ -2,8 +2,10 @@
 
 from msgspec import Struct
 
+from gradweave.errors import RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan
+from gradweave.recipe import Recipe
 from gradweave.runtime.trials import Trial
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
@@ -21,3 +23,16 @@ class Findings(Struct, kw_only=True):
     step_s: float | None = None  # what a step took when the plan was chosen
     stage: str = "not begun"
     note: str | None = None  # why there is no plan, or why there is another than was asked for
+
+    def recipe(self, *, workers: int, device: str, why_not: str) -> Recipe:
+        """``why_not``: what to say where there is none yet."""
+        if self.plan is None or self.trace is None or self.network is None:
+            raise RequestError(f"there is no recipe: {why_not}")
+        return Recipe(
+            workers=workers,
+            device=device,
+            plan=self.plan,
+            trace=self.trace,
+            network=self.network,
+            step_s=self.step_s,
+        )

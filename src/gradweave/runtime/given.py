@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import files
 from gradweave.comm.agree import group_device, ranks_that_differ
@@ -22,7 +21,9 @@ logger = logging.getLogger(__name__)
 PlanSource = Plan | Recipe | str | os.PathLike[str]
 
 
-def given_plan(ddp: TorchDDP, plan: PlanSource | None) -> Plan | Recipe | None:
+def given_plan(
+    plan: PlanSource | None, *, workers: int, device: torch.device
+) -> Plan | Recipe | None:
     """None where there is none, or where it was made for something else."""
     if plan is None:
         return None
@@ -31,11 +32,21 @@ def given_plan(ddp: TorchDDP, plan: PlanSource | None) -> Plan | Recipe | None:
     check_plan(plan.plan if isinstance(plan, Recipe) else plan)
     if not isinstance(plan, Recipe):
         return plan
-    why = plan.why_not(workers=ddp.process_group.size(), device=device_name(ddp.device))
+    why = plan.why_not(workers=workers, device=device_name(device))
     if why is None:
         return plan
     logger.warning("planning again instead of using the recipe: %s", why)
     return None
+
+
+def check_passes(given: Plan | Recipe | None) -> None:
+    """torch's wrapper sends nothing beside forward."""
+    plan = given.plan if isinstance(given, Recipe) else given
+    if plan is not None and plan.passes == "both":
+        raise RequestError(
+            "the plan is one for both passes; wrap the model with ShardedDataParallel, or plan for "
+            "backward"
+        )
 
 
 def require_fit(plan: Plan, parameters: Collection[str], group: dist.ProcessGroup) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
 
+from gradweave import collectives
 from gradweave.comm import Communicator
 from gradweave.comm.agree import broadcast_text, group_device, largest
 from gradweave.costs.sparse import BYTES_PER_ELEMENT
@@ -23,6 +24,7 @@ from gradweave.measure.backward import Iteration, Observer, observing, recording
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
 from gradweave.plan import Plan
+from gradweave.planning import OPERATIONS
 from gradweave.recipe import Recipe
 from gradweave.runtime.calibration import Calibration, Ended
 from gradweave.runtime.candidates import Candidate, shortlist, torch_lengths
@@ -35,7 +37,7 @@ from gradweave.runtime.window import ComputeWindow
 from gradweave.simulation import simulate
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
-from gradweave.words import KIB, MIB, Way
+from gradweave.words import KIB, MIB, Passes
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
 # Beside the backend's own: what is worth the thread it needs, for small messages and for tiers.
 AUTO_COLLECTIVES = ("native", "recursive-doubling")
 AUTO_TIERED = "blueconnect"
+# gloo's own reduce-scatter is far from what links allow.
+BOTH_PASSES_COLLECTIVE = "ring"
 DRIFT_STEPS = 20
 
 # What the wrapper does when it is given other buckets: everything in one, while times are recorded,
@@ -69,8 +73,10 @@ class Pilot:
         keeps_declared_order: bool,
         torch_cap_mb: float | None,
         given: Plan | Recipe | None,
+        passes: Passes = "backward",
     ) -> None:
         self.found = Findings()
+        self._passes: Passes = passes
         self._options, self._module, self._parameters = options, module, parameters
         self._group, self._make_group, self._adopt = group, make_group, adopt
         self._calibration_group: dist.ProcessGroup | None = None
@@ -217,7 +223,7 @@ class Pilot:
         communicator = Communicator(self._calibration_group)
         device = self._device
         total_bytes = sum(parameter.nbytes for parameter in self._parameters.values())
-        ways = [Way("all-reduce", name) for name in self._collectives(communicator)]
+        ways = collectives.ways(OPERATIONS[self._passes], self._collectives(communicator))
 
         @contextmanager
         def turn() -> Iterator[None]:
@@ -243,6 +249,8 @@ class Pilot:
             return ("native",)
         if self._options.collective != AUTO:
             return (self._options.collective,)
+        if self._passes == "both":
+            return (BOTH_PASSES_COLLECTIVE,)
         is_tiered = len(communicator.topology.factors) > 1
         return (*AUTO_COLLECTIVES, AUTO_TIERED) if is_tiered else AUTO_COLLECTIVES
 
@@ -290,6 +298,7 @@ class Pilot:
                     is_declared=self._keeps_declared_order,
                 ),
                 compression=None if sparse is None else planned_compression(sparse),
+                passes=self._passes,
             )
             text = msgspec.json.encode(found).decode()
         text = broadcast_text(self._group, text, device=self._device)

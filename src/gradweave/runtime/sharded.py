@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -29,11 +29,18 @@ from gradweave.errors import CollectiveError, RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
+from gradweave.recipe import Recipe
 from gradweave.runtime.arrivals import Arrivals
 from gradweave.runtime.buckets import modules_with_sparse_gradients
+from gradweave.runtime.candidates import Candidate
 from gradweave.runtime.departures import Departures
-from gradweave.runtime.flat import buckets_up_to, flat_buckets
-from gradweave.runtime.given import require_fit
+from gradweave.runtime.explain import explanation
+from gradweave.runtime.findings import Findings
+from gradweave.runtime.flat import buckets_up_to, flat_buckets, merged
+from gradweave.runtime.given import PlanSource, device_name, given_plan, require_fit
+from gradweave.runtime.options import AUTO, Options
+from gradweave.runtime.passes import batch_size
+from gradweave.runtime.pilot import BOTH_PASSES_COLLECTIVE, Pilot
 from gradweave.runtime.shards import Shards
 from gradweave.timeline import Timeline
 from gradweave.words import MIB, Operation
@@ -42,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 # Until there is a plan: as torch's own wrapper.
 FIRST_BUCKET_BYTES = 25 * MIB
-COLLECTIVE = "ring"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +73,18 @@ class ShardedDataParallel(nn.Module):
     complete, and the same on all ranks, wherever a module reads them and in ``state_dict()``; to
     read them elsewhere call ``synchronise()`` first.
 
-    ``plan``              which parameters travel together, and by which collective; with one for
-                          the backward pass alone nothing is sharded, and gradients are all-reduced.
+    It plans for both passes as DistributedDataParallel does for one, while training goes on; that
+    needs optimizers of torch's, for what they know of an element moves with it.
+
+    ``planner``           which plan to try first, as `gradweave plan --planner`.
+    ``plan``              a Plan or Recipe, or a file of one: nothing is recorded or tried. With one
+                          for the backward pass alone nothing is sharded: gradients are all-reduced.
+    ``collective``        "auto", or how every bucket travels: "ring", "halving-doubling", "native".
     ``process_group``     the ranks that train together (default: all).
     ``broadcast_buffers`` rank 0's buffers for all, before each forward pass.
+    ``record_steps``      how many steps are recorded at least, after two for warming up.
+    ``trial_steps``       how many steps each candidate is timed for; 0 trusts the prediction.
+    ``replan_when``       plan again when steps take another time by this share.
     ``timeline``          note when each message travelled, for ``timelines()``.
     ``make_group``        makes another process group of the same ranks, for messages alone.
     """
@@ -79,19 +93,32 @@ class ShardedDataParallel(nn.Module):
         self,
         module: nn.Module,
         *,
-        plan: Plan | None = None,
+        planner: str = "optimal",
+        plan: PlanSource | None = None,
+        collective: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         broadcast_buffers: bool = True,
+        record_steps: int = 5,
+        trial_steps: int = 5,
+        replan_when: float | None = None,
         timeline: bool = False,
         make_group: Callable[[], dist.ProcessGroup] | None = None,
     ) -> None:
         super().__init__()
+        options = Options(
+            planner=planner,
+            collective=collective,
+            record_steps=record_steps,
+            trial_steps=trial_steps,
+            replan_when=replan_when,
+        )
         self.module, self.broadcast_buffers = module, broadcast_buffers
         self.process_group = process_group or world_group()
         self.require_backward_grad_sync = True
         self._full = {name: p for name, p in module.named_parameters() if p.requires_grad}
         _check_model(module, self._full, self.process_group)
-        own_group = make_group() if make_group else same_ranks(self.process_group)
+        make = make_group or partial(same_ranks, self.process_group)
+        own_group = make()
         self._communicator = Communicator(own_group)
         self._thread = CommunicationThread(self._communicator)
         # Not at exit: a thread that waits for a dead peer would keep the script from ending.
@@ -106,13 +133,22 @@ class ShardedDataParallel(nn.Module):
             self._clock_offset_s = clock_offset_s(self.process_group)
             self._recorder = SpanRecorder({p: name for name, p in self._full.items()})
         self._departures: Departures | None = None
-        self._lay_out(plan or _first_plan(self._full))
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._pilot: Pilot | None = None
+        device = next(iter(self._full.values())).device
+        given = given_plan(plan, workers=group.size(), device=device)
+        first = given.plan if isinstance(given, Recipe) else given
+        self._lay_out(first or self._first_plan(options))
         for bucket in self._buckets:
             self._thread.submit("broadcast", bucket.values, collective="native").wait()
         frozen = [p for p in module.parameters() if not p.requires_grad]
         _broadcast_bytes([*frozen, *module.buffers()], self.process_group)
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
         self._unstepped: set[nn.Parameter] = set()
+        self._is_between_steps = True
+        if group.size() > 1:
+            self._pilot = self._new_pilot(options, make, given)
+            weakref.finalize(self, self._pilot.close).atexit = False
         after_step = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
         weakref.finalize(self, after_step.remove)
 
@@ -121,7 +157,14 @@ class ShardedDataParallel(nn.Module):
             self.gather()
         is_synced = torch.is_grad_enabled() and self.require_backward_grad_sync
         if torch.is_grad_enabled():
+            if self._pilot is not None and self._is_between_steps:
+                self._pilot.step(batch_size(inputs))
+                self._is_between_steps = False
             self._departures_now.is_synchronised = is_synced
+        if len(self._buckets) == 1:
+            self._arrivals.wait_for_all()  # no module could begin without, and recordings are clean
+        if self._pilot is not None and is_synced:
+            self._pilot.begin_pass()
         if self._recorder is not None and is_synced:
             self._recorder.begin()
         if self.broadcast_buffers and is_synced:
@@ -140,6 +183,23 @@ class ShardedDataParallel(nn.Module):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def findings(self) -> Findings:
+        """What planning has found out so far."""
+        return Findings() if self._pilot is None else self._pilot.found
+
+    def explain(self) -> str:
+        """What was measured, what was tried, what was chosen, what it gains."""
+        found = None if self._pilot is None else self._pilot.found
+        alone = "one worker sends no messages"
+        return explanation(found, alone, workers=self.process_group.size())
+
+    def recipe(self) -> Recipe:
+        """What a restart can be given as ``plan``."""
+        device = next(iter(self._full.values())).device
+        return self.findings().recipe(
+            workers=self.process_group.size(), device=device_name(device), why_not=self.explain()
+        )
 
     def synchronise(self) -> None:
         """Until the model's parameters are complete on this rank."""
@@ -202,10 +262,7 @@ class ShardedDataParallel(nn.Module):
         this wrapper.
         """
         self.synchronise()
-        return self._shards.whole_state(
-            optimizer,
-            lambda flat, by: self._thread.submit("all-gather", flat, collective=by).wait(),
-        )
+        return self._shards.whole_state(optimizer, self._gather_flat)
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """This rank's part of it."""
@@ -221,6 +278,53 @@ class ShardedDataParallel(nn.Module):
     def _departures_now(self) -> Departures:
         assert self._departures is not None
         return self._departures
+
+    def _first_plan(self, options: Options) -> Plan:
+        by = BOTH_PASSES_COLLECTIVE if options.collective == AUTO else options.collective
+        return buckets_up_to(self._full, FIRST_BUCKET_BYTES, planner="torch's sizes", collective=by)
+
+    def _new_pilot(
+        self,
+        options: Options,
+        make_group: Callable[[], dist.ProcessGroup],
+        given: Plan | Recipe | None,
+    ) -> Pilot:
+        # The pilot must not keep the wrapper alive: it has to die before its process group.
+        wrapper = weakref.ref(self)
+        first = self.plan
+
+        def adopt(what: Candidate | Literal["one bucket", "torch's own"]) -> None:
+            live = wrapper()
+            if live is None:
+                return
+            if isinstance(what, Candidate):
+                live._adopt(what.plan)  # noqa: SLF001
+            elif what == "one bucket":
+                live._adopt(merged(first))  # noqa: SLF001
+            else:
+                live._adopt(first)  # noqa: SLF001
+
+        return Pilot(
+            options,
+            module=self.module,
+            parameters=self._full,
+            group=self.process_group,
+            make_group=make_group,
+            adopt=adopt,
+            keeps_declared_order=False,
+            torch_cap_mb=None,
+            given=given,
+            passes="both",
+        )
+
+    def _adopt(self, plan: Plan) -> None:
+        """Another plan, with everything that optimizers know."""
+        if plan == self.plan:
+            return
+        self.synchronise()
+        alive = [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
+        with self._shards.moving(alive, self._gather_flat):
+            self._lay_out(plan)
 
     def _lay_out(self, plan: Plan) -> None:
         """Other buckets from now on, between two steps."""
@@ -258,8 +362,12 @@ class ShardedDataParallel(nn.Module):
         self._unstepped = set(self._shards.by_name.values())
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        self._unstepped -= self._shards.of(optimizer)
+        updated = self._shards.of(optimizer)
+        if updated and not any(ref() is optimizer for ref in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+        self._unstepped -= updated
         if self._is_stale and not self._unstepped:
+            self._is_between_steps = True
             self.gather()
 
     def gather(self) -> None:
@@ -273,6 +381,9 @@ class ShardedDataParallel(nn.Module):
             bucket = self._buckets[number]
             if bucket.passes == "both":
                 self._arrivals.expect(bucket.parameters, self._submit("all-gather", number))
+
+    def _gather_flat(self, flat: torch.Tensor, collective: str) -> None:
+        self._thread.submit("all-gather", flat, collective=collective).wait()
 
     def _submit(self, operation: Operation, number: int) -> _Message:
         bucket = self._buckets[number]
@@ -310,12 +421,6 @@ def _alive(wrapper: "weakref.ref[ShardedDataParallel]") -> ShardedDataParallel:
     if live is None:
         raise RequestError("the wrapper is gone, and backward runs through its model; keep it")
     return live
-
-
-def _first_plan(parameters: Mapping[str, nn.Parameter]) -> Plan:
-    return buckets_up_to(
-        parameters, FIRST_BUCKET_BYTES, planner="torch's sizes", collective=COLLECTIVE
-    )
 
 
 def _check_model(

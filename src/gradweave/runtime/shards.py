@@ -1,6 +1,7 @@
 """Each rank's part of every parameter, as an optimizer sees it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -79,6 +80,17 @@ class Shards:
             if shard.grad is not None:
                 shard.grad = shard.grad.clone()
 
+    @contextmanager
+    def moving(self, optimizers: Sequence[Optimizer], gather: Gather) -> Iterator[None]:
+        """Around ``lay_out``: what optimizers know of an element stays with it."""
+        wholes = [self._whole_elements(optimizer, gather) for optimizer in optimizers]
+        yield
+        for optimizer, whole in zip(optimizers, wholes, strict=True):
+            for name, values in whole.items():
+                for key, value in values.items():
+                    own = self._places[name].own_of_whole(value).clone()
+                    optimizer.state[self.by_name[name]][key] = own
+
     def whole_state(self, optimizer: Optimizer, gather: Gather) -> dict[str, Any]:
         """The optimizer's state dict as if it had all elements, on every rank.
 
@@ -86,24 +98,35 @@ class Shards:
         collective.
         """
         state = optimizer.state_dict()
-        state["state"] = {index: dict(held) for index, held in state["state"].items()}
-        names = self._indices(optimizer)
+        whole = self._whole_elements(optimizer, gather)
+        for index, name in self._indices(optimizer).items():
+            if index in state["state"]:
+                state["state"][index] = {**state["state"][index], **whole.get(name, {})}
+        return state
+
+    def _whole_elements(
+        self, optimizer: Optimizer, gather: Gather
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """By parameter: what the optimizer has for each element, in the parameter's shape."""
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        names = [self._name_of[p] for p in _all_of(optimizer) if p in self._name_of]
         for bucket in dict.fromkeys(place.bucket for place in self._places.values()):
-            held = {i: name for i, name in names.items() if name in bucket.names}
-            keys = {k for i in held for k, v in state["state"].get(i, {}).items() if _is_flat(v)}
+            states = {
+                name: optimizer.state[self.by_name[name]] for name in names if name in bucket.names
+            }
+            keys = {key for state in states.values() for key, v in state.items() if _is_flat(v)}
             for key in sorted(keys):
-                parts = {i: state["state"][i] for i in held if key in state["state"].get(i, {})}
-                like = next(iter(parts.values()))[key]
-                flat = like.new_zeros(bucket.values.numel())
-                for index, part in parts.items():
-                    self._places[held[index]].own_of(flat).copy_(part[key])
+                parts = {name: state[key] for name, state in states.items() if key in state}
+                flat = next(iter(parts.values())).new_zeros(bucket.values.numel())
+                for name, part in parts.items():
+                    self._places[name].own_of(flat).copy_(part)
                 if bucket.passes == "both":
                     gather(flat, bucket.collective)
-                for index, part in parts.items():
-                    first, last = self._places[held[index]].whole
-                    shape = self._parameters[held[index]].shape
-                    part[key] = flat[first:last].reshape(shape).clone()
-        return state
+                for name in parts:
+                    first, last = self._places[name].whole
+                    whole = flat[first:last].reshape(self._parameters[name].shape).clone()
+                    found.setdefault(name, {})[key] = whole
+        return found
 
     def load_whole_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """This rank's part of what ``whole_state`` gave, with any number of ranks."""
