@@ -378,14 +378,18 @@ def test_what_it_refuses():
         ]
 
 
+REPEATED = batches(2, 20)
+MOST_STEPS = 3000
+
+
 def planned(group, name):
     """Until the plan is settled, and on."""
     model = ShardedDataParallel(small(), record_steps=1, trial_steps=1)
     optimizer = OPTIMIZERS[name](model.parameters())
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.9)
     steps, plans = 0, set()
-    while steps < 200 and (model.findings().stage != "settled" or steps % 5):
-        step = batches(group.size(), 200)[steps]
+    while steps < MOST_STEPS and (model.findings().stage != "settled" or steps % 5):
+        step = REPEATED[steps % len(REPEATED)]
         optimizer.zero_grad()
         (model(step[group.rank()]) ** 2).mean().backward()
         optimizer.step()
@@ -403,12 +407,12 @@ def test_it_plans_while_it_trains(name, tmp_path):
     results = on_processes(2, planned, name, scratch=tmp_path)
     model = small()
     optimizer = OPTIMIZERS[name](model.parameters())
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.5)
-    for step in batches(2, 200)[: results[0][0]]:
-        alone(model, optimizer, [step])
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.9)
+    for number in range(results[0][0]):
+        alone(model, optimizer, REPEATED[number % len(REPEATED)][None])
         schedule.step()
     for steps, state, plans, is_found, note, explained in results:
-        assert steps < 200, explained
+        assert steps < MOST_STEPS, explained
         assert plans > 1
         assert is_found, note
         for key, value in model.state_dict().items():
