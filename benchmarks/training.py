@@ -10,8 +10,7 @@ import argparse
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -19,150 +18,22 @@ from statistics import mean, median, stdev
 import altair as alt
 import msgspec
 import torch
+from experiments import EXPERIMENTS, PAPERS, Experiment
 from msgspec import Struct
 
 from gradweave import Network, Trace, load_trace
 from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave.bench.training import Settings, to_measure, train_on_cluster
+from gradweave.bench.training import Settings, density_of, to_measure, train_on_cluster
 from gradweave.lab import Cluster, ClusterSpec
-from gradweave.presets import trace_names
 from gradweave.results import Result
 from gradweave.runs import RunFolder
-from gradweave.words import MIB
-
-PAPERS = ("torch-ddp", "wfbp", "single", "mgwfbp", "optimal")
-ALL = ("torch-ddp", "torch-ddp-tuned", "naive", "wfbp", "single", "mgwfbp", "optimal")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
-    name: str
-    title: str
-    clusters: tuple[tuple[int, str], ...]  # nodes and rate
-    traces: tuple[tuple[str, float], ...]  # name and parameter scale
-    forward_s: float
-    backward_s: float
-    runtimes: tuple[str, ...]
-    repeats: int
-    iterations: int
-    times: int = 1  # the whole benchmark so often
-    with_timelines: bool = False
-
-
-# Few and many tensors, even and uneven ones; all nine would take an hour.
-PAIRED = ("densenet201", "googlenet-k80", "resnet20", "resnet50", "vgg16")
-
-QUARTER = (("densenet201", 0.25),)
-# Every shipped trace at about 12 MB of gradients, or as it is where it has less.
-SHIPPED = tuple(
-    (name, min(1.0, round(12e6 / float(load_trace(name).nbytes.sum()), 3)))
-    for name in trace_names()
-)
-
-EXPERIMENTS = [
-    Experiment(
-        name="densenet-4",
-        title="DenseNet-201, a quarter of its parameters, 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
-        traces=QUARTER,
-        forward_s=0.25,
-        backward_s=0.5,
-        runtimes=ALL,
-        repeats=3,
-        iterations=4,
-        with_timelines=True,
-    ),
-    Experiment(
-        name="densenet-8",
-        title="DenseNet-201, a quarter of its parameters, 8 nodes at 500 Mbit/s",
-        clusters=((8, "500mbit"),),
-        traces=QUARTER,
-        forward_s=0.25,
-        backward_s=0.5,
-        runtimes=tuple(name for name in ALL if name != "naive"),
-        repeats=3,
-        iterations=3,
-    ),
-    Experiment(
-        name="scaling",
-        title="MG-WFBP journal, Figs. 6 to 8: 2, 4 and 8 nodes at 1 Gbit/s, an eighth of the "
-        "parameters",
-        clusters=((2, "1gbit"), (4, "1gbit"), (8, "1gbit")),
-        traces=(("googlenet-k80", 0.125), ("resnet50", 0.125)),
-        forward_s=0.1,
-        backward_s=0.2,
-        runtimes=PAPERS,
-        repeats=2,
-        iterations=3,
-    ),
-    Experiment(
-        name="shipped",
-        title="Every shipped trace, 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
-        traces=SHIPPED,
-        forward_s=0.15,
-        backward_s=0.3,
-        runtimes=tuple(name if name != "torch-ddp-tuned" else "fixed:1MiB" for name in ALL),
-        repeats=1,
-        iterations=2,
-    ),
-    Experiment(
-        name="order",
-        title="The same benchmark five times: DenseNet-201, a quarter, 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
-        traces=QUARTER,
-        forward_s=0.25,
-        backward_s=0.5,
-        runtimes=("torch-ddp", "fixed:4MiB", "single", "mgwfbp", "optimal"),
-        repeats=1,
-        iterations=3,
-        times=5,
-    ),
-]
-
-
-EXPERIMENTS += [
-    Experiment(
-        name="pairs",
-        title="Our wrapper beside torch's, thirty times in turn: 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
-        traces=tuple(pair for pair in SHIPPED if pair[0] in PAIRED),
-        forward_s=0.05,
-        backward_s=0.1,
-        runtimes=("torch-ddp", "torch-ddp-tuned", "ddp", "gradweave"),
-        repeats=30,
-        iterations=1,
-    ),
-    Experiment(
-        name="timeline",
-        title="Our wrapper with and without a timeline, thirty times in turn: 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
-        traces=tuple(pair for pair in SHIPPED if pair[0] in PAIRED),
-        forward_s=0.05,
-        backward_s=0.1,
-        runtimes=("optimal", "timeline:optimal", "wfbp", "timeline:wfbp"),
-        repeats=30,
-        iterations=1,
-    ),
-    Experiment(
-        name="eighth",
-        title="ResNet-50, an eighth of its parameters, 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
-        traces=(("resnet50", 0.125),),
-        forward_s=0.15,
-        backward_s=0.3,
-        runtimes=("torch-ddp", "torch-ddp-tuned", "gradweave", "gtopk"),
-        repeats=10,
-        iterations=2,
-        with_timelines=True,
-    ),
-]
 
 
 class Measured(Struct, frozen=True, kw_only=True):
     experiment: str
     time: int
     parameter_scale: float
+    selection_s: float | None = None  # of the model's largest gradients, where they are selected
     results: list[Result]
 
 
@@ -174,17 +45,18 @@ class Everything(Struct, frozen=True, kw_only=True):
 def measure(experiment: Experiment, runs: Path) -> Iterator[Measured]:
     for nodes, rate in experiment.clusters:
         with Cluster(ClusterSpec(nodes=nodes, rate=rate)) as cluster:
-            network = _calibrated(cluster, experiment.runtimes)
+            network = _calibrated(cluster, experiment)
             for time in range(experiment.times):
                 for name, scale in experiment.traces:
                     print(f"{experiment.name}: {name}, {nodes} nodes at {rate}", flush=True)
+                    trace = _trace(experiment, name, scale)
+                    elements = sum(tensor.elements for tensor in trace.tensors)
                     yield Measured(
                         experiment=experiment.name,
                         time=time,
                         parameter_scale=scale,
-                        results=_trained(
-                            experiment, cluster, network, _trace(experiment, name, scale), runs
-                        ),
+                        selection_s=elements * network.selection_s_per_element or None,
+                        results=_trained(experiment, cluster, network, trace, runs),
                     )
 
 
@@ -194,13 +66,14 @@ def _trace(experiment: Experiment, name: str, scale: float) -> Trace:
     )
 
 
-def _calibrated(cluster: Cluster, runtimes: Sequence[str]) -> Network:
+def _calibrated(cluster: Cluster, experiment: Experiment) -> Network:
     """Once for each cluster: it serves every trace."""
     question = CalibrationQuestion(
         name=f"{cluster.spec.nodes} nodes at {cluster.spec.rate}",
-        ways=to_measure(runtimes),
-        largest_bytes=32 * MIB,
+        ways=to_measure(experiment.runtimes),
+        largest_bytes=experiment.largest_bytes,
         repeats=9,
+        selected_density=density_of(experiment.runtimes),
     )
     return calibrate_cluster(cluster, question).beside_nothing()
 
@@ -240,8 +113,12 @@ def page(everything: Everything, stem: str) -> str:
         found = [one for one in everything.measured if one.experiment == experiment.name]
         if found:
             lines += ["", f"## {experiment.title}", "", _settings(experiment), ""]
-            if experiment.name == "pairs":
+            if experiment.name.startswith("pairs"):
                 lines += _pairs(found)
+            elif experiment.name == "both-small":
+                lines += _both(found)
+            elif experiment.name == "sparse":
+                lines += [*_table(found), "", *_shares(found)]
             elif experiment.name == "timeline":
                 lines += _noting(found)
             else:
@@ -322,6 +199,44 @@ def _noting(found: list[Measured]) -> list[str]:
             lines.append(
                 f"| {plain.trace} | {one.parameter_scale:g} | {planner} | {plain.messages} "
                 f"| {plain.iteration_s * 1e3:,.0f} | {_ratio(noting, plain)} |"
+            )
+    return lines
+
+
+def _both(found: list[Measured]) -> list[str]:
+    lines = [
+        "A ratio is sharded training over our wrapper in the same repeat: mean and 95 % interval.",
+        "",
+        "| trace | scale | gradweave ms | sharded ms | sharded / gradweave | sharded / optimal |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for one in found:
+        rows = {row.runtime: row for row in one.results}
+        ours, both = rows["gradweave"], rows["sharded"]
+        lines.append(
+            f"| {ours.trace} | {one.parameter_scale:g} | {ours.iteration_s * 1e3:,.0f} "
+            f"| {both.iteration_s * 1e3:,.0f} | {_ratio(both, ours)} "
+            f"| {_ratio(both, rows['optimal'])} |"
+        )
+    return lines
+
+
+def _shares(found: list[Measured]) -> list[str]:
+    """Where the time of an iteration goes; what is hidden behind compute is not in it."""
+    lines = [
+        "Where an iteration's time goes: computing, selecting (as calibrated, where it is not "
+        "hidden behind computing), and communication that is not hidden.",
+        "",
+        "| trace | nodes | runtime | compute ms | selection ms | exposed communication ms |",
+        "|---|---:|---|---:|---:|---:|",
+    ]
+    for one in found:
+        for row in one.results:
+            is_sparse = "topk" in row.runtime and one.selection_s is not None
+            selection_s = min(one.selection_s or 0.0, row.exposed_s) if is_sparse else 0.0
+            lines.append(
+                f"| {row.trace} | {row.nodes} | {row.runtime} | {row.compute_s * 1e3:,.0f} "
+                f"| {selection_s * 1e3:,.0f} | {(row.exposed_s - selection_s) * 1e3:,.0f} |"
             )
     return lines
 

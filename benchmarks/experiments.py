@@ -1,0 +1,199 @@
+"""The experiments of training.py: which traces, clusters and runtimes."""
+
+from dataclasses import dataclass
+
+from gradweave import load_trace
+from gradweave.presets import trace_names
+from gradweave.words import MIB
+
+PAPERS = ("torch-ddp", "wfbp", "single", "mgwfbp", "optimal")
+LOOPS = tuple(
+    f"{loop}:{collective}"
+    for loop in ("bsp-reduce-broadcast", "bsp-allreduce", "bsp-overlap")
+    for collective in ("linear-pipeline", "mst", "exchange", "native")
+)
+ALL = ("torch-ddp", "torch-ddp-tuned", "naive", "wfbp", "single", "mgwfbp", "optimal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    name: str
+    title: str
+    clusters: tuple[tuple[int, str], ...]  # nodes and rate
+    traces: tuple[tuple[str, float], ...]  # name and parameter scale
+    forward_s: float
+    backward_s: float
+    runtimes: tuple[str, ...]
+    repeats: int
+    iterations: int
+    times: int = 1  # the whole benchmark so often
+    largest_bytes: int = 32 * MIB  # that are calibrated
+    with_timelines: bool = False
+
+
+# Few and many tensors, even and uneven ones.
+VARIED = ("densenet201", "googlenet-k80", "resnet20", "resnet50", "vgg16")
+
+QUARTER = (("densenet201", 0.25),)
+# Every shipped trace at about 12 MB of gradients, or as it is where it has less.
+SHIPPED = tuple(
+    (name, min(1.0, round(12e6 / float(load_trace(name).nbytes.sum()), 3)))
+    for name in trace_names()
+)
+
+EXPERIMENTS = [
+    Experiment(
+        name="densenet-4",
+        title="DenseNet-201, a quarter of its parameters, 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=QUARTER,
+        forward_s=0.25,
+        backward_s=0.5,
+        runtimes=ALL,
+        repeats=3,
+        iterations=4,
+        with_timelines=True,
+    ),
+    Experiment(
+        name="densenet-8",
+        title="DenseNet-201, a quarter of its parameters, 8 nodes at 500 Mbit/s",
+        clusters=((8, "500mbit"),),
+        traces=QUARTER,
+        forward_s=0.25,
+        backward_s=0.5,
+        runtimes=tuple(name for name in ALL if name != "naive"),
+        repeats=3,
+        iterations=3,
+    ),
+    Experiment(
+        name="scaling",
+        title="MG-WFBP journal, Figs. 6 to 8: 2, 4 and 8 nodes at 1 Gbit/s, an eighth of the "
+        "parameters",
+        clusters=((2, "1gbit"), (4, "1gbit"), (8, "1gbit")),
+        traces=(("googlenet-k80", 0.125), ("resnet50", 0.125)),
+        forward_s=0.1,
+        backward_s=0.2,
+        runtimes=PAPERS,
+        repeats=2,
+        iterations=3,
+    ),
+    Experiment(
+        name="shipped",
+        title="Every shipped trace, 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=SHIPPED,
+        forward_s=0.15,
+        backward_s=0.3,
+        runtimes=tuple(name if name != "torch-ddp-tuned" else "fixed:1MiB" for name in ALL),
+        repeats=1,
+        iterations=2,
+    ),
+    Experiment(
+        name="order",
+        title="The same benchmark five times: DenseNet-201, a quarter, 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=QUARTER,
+        forward_s=0.25,
+        backward_s=0.5,
+        runtimes=("torch-ddp", "fixed:4MiB", "single", "mgwfbp", "optimal"),
+        repeats=1,
+        iterations=3,
+        times=5,
+    ),
+]
+
+
+EXPERIMENTS += [
+    Experiment(
+        name="pairs",
+        title="Our wrapper beside torch's, thirty times in turn: 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=tuple(pair for pair in SHIPPED if pair[0] in VARIED),
+        forward_s=0.05,
+        backward_s=0.1,
+        runtimes=("torch-ddp", "torch-ddp-tuned", "ddp", "gradweave"),
+        repeats=30,
+        iterations=1,
+    ),
+    Experiment(
+        name="pairs-more",
+        title="The same for the other shipped traces",
+        clusters=((4, "1gbit"),),
+        traces=tuple(pair for pair in SHIPPED if pair[0] not in VARIED),
+        forward_s=0.05,
+        backward_s=0.1,
+        runtimes=("torch-ddp", "torch-ddp-tuned", "ddp", "gradweave"),
+        repeats=30,
+        iterations=1,
+    ),
+    Experiment(
+        name="timeline",
+        title="Our wrapper with and without a timeline, thirty times in turn: 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=tuple(pair for pair in SHIPPED if pair[0] in {"resnet20", "resnet50"}),
+        forward_s=0.05,
+        backward_s=0.1,
+        runtimes=("optimal", "timeline:optimal", "wfbp", "timeline:wfbp"),
+        repeats=30,
+        iterations=1,
+    ),
+    Experiment(
+        name="eighth",
+        title="ResNet-50, an eighth of its parameters, 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=(("resnet50", 0.125),),
+        forward_s=0.15,
+        backward_s=0.3,
+        runtimes=("torch-ddp", "torch-ddp-tuned", "gradweave", "gtopk"),
+        repeats=10,
+        iterations=2,
+        with_timelines=True,
+    ),
+    Experiment(
+        name="both-passes",
+        title="ResNet-50 at its full size, 4 nodes at 1 Gbit/s: communication exceeds backward",
+        clusters=((4, "1gbit"),),
+        traces=(("resnet50", 1.0),),
+        forward_s=0.3,
+        backward_s=0.6,
+        runtimes=("torch-ddp", "torch-ddp-tuned", "single", "mgwfbp", "optimal", "sharded"),
+        repeats=5,
+        iterations=2,
+        with_timelines=True,
+    ),
+    Experiment(
+        name="both-small",
+        title="Where communication is small, both passes beside one, thirty times in turn: 4 nodes "
+        "at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=(("resnet20", 1.0), ("resnet50", 0.125)),
+        forward_s=0.15,
+        backward_s=0.3,
+        runtimes=("gradweave", "optimal", "sharded"),
+        repeats=30,
+        iterations=1,
+    ),
+    Experiment(
+        name="loops",
+        title="Linear Pipeline, Table 2: its three loops by each collective, 4 nodes at 1 Gbit/s",
+        clusters=((4, "1gbit"),),
+        traces=(("alexnet", 0.125), ("googlenet-k80", 0.25)),
+        forward_s=0.1,
+        backward_s=0.2,
+        runtimes=LOOPS,
+        repeats=2,
+        iterations=3,
+    ),
+    Experiment(
+        name="sparse",
+        title="gTop-k, Figs. 10 and 11: density 0.001 on 2, 4 and 8 nodes at 100 Mbit/s",
+        clusters=((2, "100mbit"), (4, "100mbit"), (8, "100mbit")),
+        traces=(("alexnet", 0.25), ("vgg16", 1.0)),
+        forward_s=0.1,
+        backward_s=0.2,
+        runtimes=("torch-ddp", "optimal", "topk:0.001", "gtopk:0.001"),
+        repeats=2,
+        iterations=1,
+        largest_bytes=8 * MIB,
+    ),
+]
