@@ -54,8 +54,12 @@ class Epoch(Struct, frozen=True, kw_only=True):
 class Outcome(Struct, frozen=True, kw_only=True):
     training: Training
     parameters: int
-    epochs: list[Epoch]
+    epochs: list[Epoch]  # those before losses were no longer finite
     same_weights: bool  # every rank ended with the same bits
+
+    @property
+    def diverged(self) -> bool:
+        return len(self.epochs) < self.training.epochs
 
     def losses(self) -> LossSeries:
         return LossSeries(

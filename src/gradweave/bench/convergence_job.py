@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 from functools import lru_cache
-from math import cos, pi
+from math import cos, isfinite, pi
 from pathlib import Path
 
 import torch
@@ -229,6 +229,8 @@ def trained(training: Training, folder: Path, group: dist.ProcessGroup) -> Outco
     for number in range(training.epochs):
         train_loss = learner.epoch(number)
         test_loss, accuracy = learner.tested()
+        if not isfinite(train_loss + test_loss):
+            break
         epochs.append(
             Epoch(
                 step=(number + 1) * learner.steps_per_epoch,
