@@ -123,7 +123,7 @@ EXPERIMENTS = {
         ),
     ),
     "densities": Experiment(
-        title="Densities side by side (the paper's Fig. 12): the small CNN at a lower learning rate",
+        title="Densities side by side (the paper's Fig. 12): small CNN, lower learning rate",
         dense=DENSITIES,
         densities=(0.05, 0.005, 0.0005),
         seeds=SEEDS[:1],
