@@ -37,6 +37,7 @@ class Experiment:
     title: str
     dense: Training
     densities: tuple[float, ...]
+    uncorrected: tuple[float, ...] = ()  # these also with the optimizer's momentum, as the paper
     seeds: tuple[int, ...] = SEEDS
     full: Training  # as large as the papers'
 
@@ -44,7 +45,14 @@ class Experiment:
         if seed not in self.seeds:
             return []
         dense = replace(self.full if full else self.dense, seed=seed)
-        return [dense, *(replace(dense, density=density) for density in self.densities)]
+        return [
+            dense,
+            *(replace(dense, density=density) for density in self.densities),
+            *(
+                replace(dense, density=density, corrected_momentum=False)
+                for density in self.uncorrected
+            ),
+        ]
 
 
 RESNET20 = Training(
@@ -112,6 +120,7 @@ EXPERIMENTS = {
         title="LSTM on tiny Shakespeare",
         dense=CHAR_LSTM,
         densities=(0.005,),
+        uncorrected=(0.005,),
         full=replace(CHAR_LSTM, epochs=40, warmup_epochs=4),
     ),
     "vgg16": Experiment(
@@ -202,10 +211,11 @@ def page(everything: Everything, stem: str, *, full: bool) -> str:
 
 def _settings(outcome: Outcome, dense: Training) -> str:
     clipped = "" if dense.clip_norm is None else f", gradient norm clipped at {dense.clip_norm:g}"
+    seen = "" if dense.crop is None else f" (random squares of {dense.crop} pixels)"
     decay = f", weight decay {dense.weight_decay:g}" if dense.weight_decay else ""
     return (
-        f"{outcome.parameters:,} parameters; {dense.epochs} epochs of "
-        f"{outcome.epochs[0].step} steps, {dense.batch_size} examples a worker, learning rate "
+        f"{outcome.parameters:,} parameters; {dense.epochs} epochs of {outcome.epochs[0].step} "
+        f"steps, {dense.batch_size} examples{seen} a worker, learning rate "
         f"{dense.learning_rate:g} (a rise over {dense.warmup_epochs:g} epochs, the warm-up, then a "
         f"cosine to zero){decay}{clipped}."
     )
@@ -271,6 +281,7 @@ def draw(everything: Everything, output: Path) -> None:
 
 def _curves(found: list[Outcome], measure: str, title: str) -> alt.LayerChart:
     """A thin line for each seed, a thick one for their mean."""
+    ticks = range(1, 1 + max(len(one.epochs) for one in found))
     rows = [
         {
             "training": one.training.label,
@@ -283,7 +294,7 @@ def _curves(found: list[Outcome], measure: str, title: str) -> alt.LayerChart:
         for number, epoch in enumerate(one.epochs)
     ]
     base = alt.Chart(alt.InlineData(values=rows)).encode(
-        x=alt.X("epoch:Q", axis=alt.Axis(tickMinStep=1)),
+        x=alt.X("epoch:Q", axis=alt.Axis(values=list(ticks))),
         color=alt.Color("training:N", sort=_labels(found), title=None),
     )
     scale = alt.Scale(zero=False)

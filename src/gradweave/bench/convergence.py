@@ -38,7 +38,10 @@ class Training(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        return "dense" if self.density is None else f"gTop-k, density {self.density:g}"
+        if self.density is None:
+            return "dense"
+        kind = "" if self.corrected_momentum else ", optimizer's momentum"
+        return f"gTop-k, density {self.density:g}{kind}"
 
 
 class Epoch(Struct, frozen=True, kw_only=True):
