@@ -188,8 +188,8 @@ def page(everything: Everything, stem: str, *, full: bool) -> str:
         f"Made by `python benchmarks/convergence.py`. {WORKERS} workers on loopback. "
         "Dense runs use torch's own wrapper and SGD with momentum 0.9; gTop-k runs use "
         "`DistributedDataParallel(compression=GTopK(…))` by butterfly over the whole model with "
-        "corrected momentum 0.9, the paper's densities of warm-up (0.25, 0.0725, 0.015, 0.004), "
-        "and otherwise the same settings, seeds and epochs. All ranks of "
+        "corrected momentum 0.9 unless said, the paper's densities of warm-up (0.25, 0.0725, 0.015, "
+        "0.004; none below the final one), and otherwise the same settings, seeds and epochs. All ranks of "
         f"{sum(outcome.same_weights for outcome in everything.outcomes)} of "
         f"{len(everything.outcomes)} trainings ended with the same bits.",
     ]
