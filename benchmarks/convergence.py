@@ -188,8 +188,9 @@ def page(everything: Everything, stem: str, *, full: bool) -> str:
         f"Made by `python benchmarks/convergence.py`. {WORKERS} workers on loopback. "
         "Dense runs use torch's own wrapper and SGD with momentum 0.9; gTop-k runs use "
         "`DistributedDataParallel(compression=GTopK(…))` by butterfly over the whole model with "
-        "corrected momentum 0.9 unless said, the paper's densities of warm-up (0.25, 0.0725, 0.015, "
-        "0.004; none below the final one), and otherwise the same settings, seeds and epochs. All ranks of "
+        "corrected momentum 0.9 unless said, the paper's densities of warm-up (0.25, 0.0725, "
+        "0.015, 0.004; none below the final one), and otherwise the same settings, seeds and "
+        "epochs. All ranks of "
         f"{sum(outcome.same_weights for outcome in everything.outcomes)} of "
         f"{len(everything.outcomes)} trainings ended with the same bits.",
     ]
@@ -197,7 +198,7 @@ def page(everything: Everything, stem: str, *, full: bool) -> str:
         dense = experiment.full if full else experiment.dense
         found = [one for one in everything.outcomes if one.training.experiment == name]
         if found:
-            lines += ["", f"## {experiment.title}", "", _settings(found[0], dense), ""]
+            lines += ["", f"## {experiment.title}", "", _settings(found, dense), ""]
             lines += _table(found)
     if everything.outcomes:
         lines += [
@@ -209,13 +210,15 @@ def page(everything: Everything, stem: str, *, full: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _settings(outcome: Outcome, dense: Training) -> str:
+def _settings(found: list[Outcome], dense: Training) -> str:
+    longest = max(found, key=lambda one: len(one.epochs))
+    steps = f" of {longest.epochs[0].step} steps" if longest.epochs else ""
     clipped = "" if dense.clip_norm is None else f", gradient norm clipped at {dense.clip_norm:g}"
     seen = "" if dense.crop is None else f" (random squares of {dense.crop} pixels)"
     decay = f", weight decay {dense.weight_decay:g}" if dense.weight_decay else ""
     return (
-        f"{outcome.parameters:,} parameters; {dense.epochs} epochs of {outcome.epochs[0].step} "
-        f"steps, {dense.batch_size} examples{seen} a worker, learning rate "
+        f"{longest.parameters:,} parameters; {dense.epochs} epochs{steps}, "
+        f"{dense.batch_size} examples{seen} a worker, learning rate "
         f"{dense.learning_rate:g} (a rise over {dense.warmup_epochs:g} epochs, the warm-up, then a "
         f"cosine to zero){decay}{clipped}."
     )
@@ -227,7 +230,11 @@ def _table(found: list[Outcome]) -> list[str]:
         "| | seeds | test accuracy | points from dense | test loss | from dense | train loss |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    dense = {one.training.seed: one.epochs[-1] for one in found if one.training.density is None}
+    dense = {
+        one.training.seed: one.epochs[-1]
+        for one in found
+        if one.training.density is None and not one.diverged
+    }
     for label in _labels(found):
         of_label = [one for one in found if one.training.label == label]
         ends = {one.training.seed: one.epochs[-1] for one in of_label if not one.diverged}
@@ -295,7 +302,9 @@ def _curves(found: list[Outcome], measure: str, title: str) -> alt.LayerChart:
     ]
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X("epoch:Q", axis=alt.Axis(values=list(ticks))),
-        color=alt.Color("training:N", sort=_labels(found), title=None),
+        color=alt.Color(
+            "training:N", sort=_labels(found), title=None, legend=alt.Legend(labelLimit=0)
+        ),
     )
     scale = alt.Scale(zero=False)
     seeds = base.mark_line(strokeWidth=0.7, opacity=0.5).encode(

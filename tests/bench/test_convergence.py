@@ -70,11 +70,23 @@ def outcome(density, seed, accuracy):
     epoch = Epoch(step=1, train_loss=1.0, test_loss=2.0, accuracy=accuracy, wall_s=1.0)
     dense = EXPERIMENTS["vgg16"].dense
     return Outcome(
-        training=replace(dense, density=density, seed=seed),
+        training=replace(dense, epochs=1, density=density, seed=seed),
         parameters=9,
         epochs=[epoch],
         same_weights=True,
     )
+
+
+def test_the_page_says_what_diverged():
+    """Even where not one epoch was finite."""
+    nothing = [replace(outcome(density, 0, 0.5), epochs=[]) for density in (None, 0.0005)]
+    text = page(
+        Everything(made_with="by hand", outcomes=[*nothing, outcome(0.005, 0, 0.48)]),
+        "stem",
+        full=False,
+    )
+    assert "| gTop-k, density 0.0005 | 1 | diverged |" in text
+    assert "| gTop-k, density 0.005 | 1 | 48.00 % |" in text
 
 
 def test_the_page_compares_seed_by_seed():
