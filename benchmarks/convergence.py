@@ -1,0 +1,372 @@
+"""What sparsified training learns, on real data: ``python benchmarks/convergence.py OUTPUT``.
+
+Four workers, three seeds, dense and gTop-k. Writes OUTPUT.json (every epoch of every training),
+OUTPUT.md (tables) and OUTPUT.svg (curves). About an hour on two cores. A training that OUTPUT.json
+has is not run again, so an interrupted command can be repeated. ``--full`` takes the paper's sizes:
+days on two cores. ``--again`` writes the page anew and trains nothing. ``--losses RUN`` puts the
+curves of the experiment named by ``--only`` into a run's folder, for `gradweave report RUN`.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+import altair as alt
+import msgspec
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gradweave import files
+from gradweave.bench.convergence import Epoch, Outcome, Training, train_to_the_end
+from gradweave.lab import Cluster, ClusterSpec
+from gradweave.results import Losses
+
+WORKERS = 4
+SEEDS = (0, 1, 2)
+DENSE = "dense"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    title: str
+    dense: Training
+    densities: tuple[float, ...]
+    uncorrected: tuple[float, ...] = ()  # these also with the optimizer's momentum, as the paper
+    seeds: tuple[int, ...] = SEEDS
+    full: Training  # as large as the papers'
+
+    def trainings(self, seed: int, *, full: bool) -> list[Training]:
+        if seed not in self.seeds:
+            return []
+        dense = replace(self.full if full else self.dense, seed=seed)
+        return [
+            dense,
+            *(replace(dense, density=density) for density in self.densities),
+            *(
+                replace(dense, density=density, corrected_momentum=False)
+                for density in self.uncorrected
+            ),
+        ]
+
+
+RESNET20 = Training(
+    experiment="resnet20",
+    model="resnet20",
+    width=16,
+    data="cifar10",
+    epochs=6,
+    batch_size=8,
+    learning_rate=0.05,
+    weight_decay=5e-4,
+    crop=24,
+    warmup_epochs=1.5,
+)
+VGG16 = Training(
+    experiment="vgg16",
+    model="vgg16",
+    width=16,
+    data="cifar10",
+    epochs=6,
+    batch_size=16,
+    learning_rate=0.05,
+    weight_decay=5e-4,
+    warmup_epochs=1.5,
+)
+SMALL_CNN = Training(
+    experiment="small-cnn",
+    model="small-cnn",
+    width=16,
+    data="fashion-mnist",
+    epochs=2,
+    batch_size=32,
+    learning_rate=0.1,
+    warmup_epochs=0.5,
+)
+DENSITIES = replace(SMALL_CNN, experiment="densities", learning_rate=0.03, clip_norm=2.0)
+CHAR_LSTM = Training(
+    experiment="char-lstm",
+    model="char-lstm",
+    width=128,
+    data="shakespeare",
+    epochs=3,
+    batch_size=16,
+    learning_rate=1.0,
+    clip_norm=0.5,
+    warmup_epochs=1,
+)
+
+EXPERIMENTS = {
+    "small-cnn": Experiment(
+        title="Small CNN on Fashion-MNIST, 60,000 images",
+        dense=SMALL_CNN,
+        densities=(0.005, 0.001),
+        full=replace(SMALL_CNN, epochs=20, warmup_epochs=4),
+    ),
+    "resnet20": Experiment(
+        title="ResNet-20 on 10,000 images of CIFAR-10",
+        dense=RESNET20,
+        densities=(0.005,),
+        full=replace(
+            RESNET20, crop=None, epochs=140, batch_size=32, learning_rate=0.1, warmup_epochs=4
+        ),
+    ),
+    "char-lstm": Experiment(
+        title="LSTM on tiny Shakespeare",
+        dense=CHAR_LSTM,
+        densities=(0.005,),
+        uncorrected=(0.005,),
+        full=replace(CHAR_LSTM, epochs=40, warmup_epochs=4),
+    ),
+    "vgg16": Experiment(
+        title="VGG-16 of a quarter of its width on 10,000 images of CIFAR-10",
+        dense=VGG16,
+        densities=(0.005,),
+        full=replace(
+            VGG16, width=64, epochs=140, batch_size=32, learning_rate=0.1, warmup_epochs=4
+        ),
+    ),
+    "densities": Experiment(
+        title="Densities side by side (the paper's Fig. 12): small CNN, lower learning rate",
+        dense=DENSITIES,
+        densities=(0.05, 0.005, 0.0005),
+        seeds=SEEDS[:1],
+        full=replace(DENSITIES, epochs=20, warmup_epochs=4),
+    ),
+}
+
+
+class Everything(Struct, frozen=True, kw_only=True):
+    made_with: str
+    outcomes: list[Outcome]
+
+
+def wanted(names: Iterable[str], seeds: Iterable[int], *, full: bool) -> list[Training]:
+    """Seed by seed, so that an interrupted command leaves something of every experiment."""
+    names = list(names)
+    return [
+        training
+        for seed in seeds
+        for name in names
+        for training in EXPERIMENTS[name].trainings(seed, full=full)
+    ]
+
+
+def train(trainings: list[Training], data: Path, raw: Path) -> None:
+    outcomes = list(_known(raw).outcomes)
+    done = [outcome.training for outcome in outcomes]
+    ahead = [training for training in trainings if training not in done]
+
+    def keep(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        everything = Everything(made_with=_made_with(), outcomes=outcomes)
+        raw.write_bytes(msgspec.json.format(msgspec.json.encode(everything), indent=1))
+        training = outcome.training
+        ended = "diverged" if outcome.diverged else f"{outcome.epochs[-1].accuracy:.2%} right"
+        print(f"{training.experiment}, {training.label}, seed {training.seed}: {ended}", flush=True)
+
+    def show(epoch: Epoch) -> None:
+        print(f"  {epoch.wall_s:6.0f} s  loss {epoch.train_loss:.4f}, tested", end=" ")
+        print(f"{epoch.test_loss:.4f}, accuracy {epoch.accuracy:.2%}", flush=True)
+
+    if ahead:
+        with Cluster(ClusterSpec(nodes=WORKERS), loopback=True) as cluster:
+            train_to_the_end(cluster, ahead, folder=data, on_epoch=show, on_outcome=keep)
+
+
+def page(everything: Everything, stem: str, *, full: bool) -> str:
+    lines = [
+        "# Convergence with gTop-k",
+        "",
+        everything.made_with,
+        "",
+        f"Made by `python benchmarks/convergence.py`. {WORKERS} workers on loopback. "
+        "Dense runs use torch's own wrapper and SGD with momentum 0.9; gTop-k runs use "
+        "`DistributedDataParallel(compression=GTopK(…))` by butterfly over the whole model with "
+        "corrected momentum 0.9 unless said, the paper's densities of warm-up (0.25, 0.0725, "
+        "0.015, 0.004; none below the final one), and otherwise the same settings, seeds and "
+        "epochs. All ranks of "
+        f"{sum(outcome.same_weights for outcome in everything.outcomes)} of "
+        f"{len(everything.outcomes)} trainings ended with the same bits.",
+    ]
+    for name, experiment in EXPERIMENTS.items():
+        dense = experiment.full if full else experiment.dense
+        found = [one for one in everything.outcomes if one.training.experiment == name]
+        if found:
+            lines += ["", f"## {experiment.title}", "", _settings(found, dense), ""]
+            lines += _table(found)
+    if everything.outcomes:
+        lines += [
+            "",
+            "## Curves",
+            "",
+            f"![loss and accuracy by epoch]({stem}.svg)",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(found: list[Outcome], dense: Training) -> str:
+    longest = max(found, key=lambda one: len(one.epochs))
+    steps = f" of {longest.epochs[0].step} steps" if longest.epochs else ""
+    clipped = "" if dense.clip_norm is None else f", gradient norm clipped at {dense.clip_norm:g}"
+    seen = "" if dense.crop is None else f" (random squares of {dense.crop} pixels)"
+    decay = f", weight decay {dense.weight_decay:g}" if dense.weight_decay else ""
+    return (
+        f"{longest.parameters:,} parameters; {dense.epochs} epochs{steps}, "
+        f"{dense.batch_size} examples{seen} a worker, learning rate "
+        f"{dense.learning_rate:g} (a rise over {dense.warmup_epochs:g} epochs, the warm-up, then a "
+        f"cosine to zero){decay}{clipped}."
+    )
+
+
+def _table(found: list[Outcome]) -> list[str]:
+    """Ends of trainings: mean and standard deviation over seeds; differences seed by seed."""
+    lines = [
+        "| | seeds | test accuracy | points from dense | test loss | from dense | train loss |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    dense = {
+        one.training.seed: one.epochs[-1]
+        for one in found
+        if one.training.density is None and not one.diverged
+    }
+    for label in _labels(found):
+        of_label = [one for one in found if one.training.label == label]
+        ends = {one.training.seed: one.epochs[-1] for one in of_label if not one.diverged}
+        if not ends:
+            lines.append(f"| {label} | {len(of_label)} | diverged | | | | |")
+            continue
+        both = [seed for seed in ends if seed in dense and label != DENSE]
+        points = [100 * (ends[seed].accuracy - dense[seed].accuracy) for seed in both]
+        percent = [100 * (ends[seed].test_loss / dense[seed].test_loss - 1) for seed in both]
+        lines.append(
+            f"| {label} | {len(ends)} | {_spread([100 * end.accuracy for end in ends.values()])} % "
+            f"| {_difference(points)} "
+            f"| {_spread([end.test_loss for end in ends.values()], digits=3)} "
+            f"| {_difference(percent, unit=' %')} "
+            f"| {_spread([end.train_loss for end in ends.values()], digits=3)} |"
+        )
+    return lines
+
+
+def _labels(found: list[Outcome]) -> list[str]:
+    """Dense first, then from the highest density to the lowest."""
+    densities = {one.training.label: one.training.density or 1.0 for one in found}
+    return sorted(densities, key=lambda label: -densities[label])
+
+
+def _spread(numbers: list[float], digits: int = 2) -> str:
+    deviation = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{mean(numbers):.{digits}f}{deviation}"
+
+
+def _difference(numbers: list[float], unit: str = "") -> str:
+    return f"{mean(numbers):+.2f}{unit}" if numbers else ""
+
+
+def draw(everything: Everything, output: Path) -> None:
+    charts = []
+    for name, experiment in EXPERIMENTS.items():
+        found = [one for one in everything.outcomes if one.training.experiment == name]
+        if found:
+            charts.append(
+                alt.hconcat(
+                    _curves(found, "train loss", experiment.title),
+                    _curves(found, "test accuracy, %", ""),
+                ).resolve_scale(color="shared")
+            )
+    if charts:
+        alt.vconcat(*charts).resolve_scale(color="independent").save(
+            output.with_name(f"{output.name}.svg")
+        )
+
+
+def _curves(found: list[Outcome], measure: str, title: str) -> alt.LayerChart:
+    """A thin line for each seed, a thick one for their mean."""
+    ticks = range(1, 1 + max(len(one.epochs) for one in found))
+    rows = [
+        {
+            "training": one.training.label,
+            "seed": one.training.seed,
+            "epoch": number + 1,
+            "train loss": epoch.train_loss,
+            "test accuracy, %": 100 * epoch.accuracy,
+        }
+        for one in found
+        for number, epoch in enumerate(one.epochs)
+    ]
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        x=alt.X("epoch:Q", axis=alt.Axis(values=list(ticks))),
+        color=alt.Color(
+            "training:N", sort=_labels(found), title=None, legend=alt.Legend(labelLimit=0)
+        ),
+    )
+    scale = alt.Scale(zero=False)
+    seeds = base.mark_line(strokeWidth=0.7, opacity=0.5).encode(
+        y=alt.Y(f"{measure}:Q", scale=scale, title=measure), detail="seed:N"
+    )
+    means = base.mark_line(strokeWidth=2, point=True).encode(
+        y=alt.Y(f"{measure}:Q", aggregate="mean", scale=scale, title=measure)
+    )
+    layers = alt.LayerChart(layer=[seeds, means])
+    return layers.properties(width=300, height=200, title=title)
+
+
+def write_losses(everything: Everything, name: str, run: Path) -> None:
+    """Of the first seed."""
+    found = [
+        one
+        for one in everything.outcomes
+        if one.training.experiment == name and one.training.seed == SEEDS[0]
+    ]
+    files.write(run / "losses.json", Losses(series=tuple(one.losses() for one in found)))
+
+
+def _made_with() -> str:
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
+    )
+    return (
+        f"Commit {described.stdout.strip()}, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, {os.cpu_count()} shared cores, gloo."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path, help="path without suffix")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="data sets")
+    parser.add_argument("--only", choices=list(EXPERIMENTS), action="append")
+    parser.add_argument("--seed", type=int, choices=SEEDS, action="append")
+    parser.add_argument("--full", action="store_true", help="the papers' sizes")
+    parser.add_argument("--again", action="store_true", help="train nothing")
+    parser.add_argument("--losses", type=Path, metavar="RUN", help="with --only: a run's folder")
+    options = parser.parse_args()
+    raw = options.output.with_suffix(".json")
+    if not options.again:
+        train(
+            wanted(options.only or EXPERIMENTS, options.seed or SEEDS, full=options.full),
+            options.data.resolve(),
+            raw,
+        )
+    for name in (options.only or []) if options.losses else []:
+        write_losses(_known(raw), name, options.losses)
+    draw(_known(raw), options.output)
+    options.output.with_suffix(".md").write_text(
+        page(_known(raw), options.output.name, full=options.full)
+    )
+
+
+def _known(raw: Path) -> Everything:
+    if not raw.exists():
+        return Everything(made_with="", outcomes=[])
+    return msgspec.json.decode(raw.read_bytes(), type=Everything)
+
+
+if __name__ == "__main__":
+    main()
