@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from gradweave.measure.backward import record_trace
     from gradweave.measure.network import calibrate
     from gradweave.runtime.ddp import DistributedDataParallel
+    from gradweave.runtime.sharded import ShardedDataParallel
     from gradweave.sparse.settings import GTopK, TopK
 
 WITH_TORCH = {
     "DistributedDataParallel": "gradweave.runtime.ddp",
+    "ShardedDataParallel": "gradweave.runtime.sharded",
     "GTopK": "gradweave.sparse.settings",
     "TopK": "gradweave.sparse.settings",
     "calibrate": "gradweave.measure.network",
@@ -61,6 +63,7 @@ __all__ = [
     "PlanMismatch",
     "Recipe",
     "RequestError",
+    "ShardedDataParallel",
     "Span",
     "Tensor",
     "Timeline",
