@@ -9,8 +9,9 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils.checkpoint import checkpoint
 
-from gradweave.errors import PlanMismatch, RequestError
+from gradweave.errors import CollectiveError, PlanMismatch, RequestError
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.sharded import ShardedDataParallel
 from gradweave.workloads.datasets import Batches, fashion_mnist_subset
@@ -248,11 +249,11 @@ def saved(group, twin, steps):
     return model.state_dict(), model.optimizer_state_dict(optimizer)
 
 
-def resumed(group, twin, checkpoint, steps, options):
+def resumed(group, twin, kept, steps, options):
     model = sharded(group, twin, small(), **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    model.load_state_dict(checkpoint[0])
-    model.load_optimizer_state_dict(optimizer, checkpoint[1])
+    model.load_state_dict(kept[0])
+    model.load_optimizer_state_dict(optimizer, kept[1])
     for step in steps:
         optimizer.zero_grad()
         own = step.flatten(0, 1).chunk(group.size())[group.rank()]
@@ -263,19 +264,19 @@ def resumed(group, twin, checkpoint, steps, options):
 
 def test_resuming_is_going_on():
     everything = batches(2)
-    checkpoint = on_threads(2, saved, everything[:2], groups=2)[0]
+    kept = on_threads(2, saved, everything[:2], groups=2)[0]
     expected = on_threads(2, saved, everything, groups=2)[0][0]
-    for state in on_threads(2, resumed, checkpoint, everything[2:], {"plan": MADE}, groups=2):
+    for state in on_threads(2, resumed, kept, everything[2:], {"plan": MADE}, groups=2):
         assert all(torch.equal(state[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("world", [1, 4])
 def test_resuming_on_other_ranks_with_another_plan(world):
     everything = batches(4)
-    checkpoint = on_threads(4, saved, everything[:2], groups=2)[0]
+    kept = on_threads(4, saved, everything[:2], groups=2)[0]
     expected = on_threads(4, saved, everything, groups=2)[0][0]
     options = {"plan": MADE}
-    for state in on_threads(world, resumed, checkpoint, everything[2:], options, groups=2):
+    for state in on_threads(world, resumed, kept, everything[2:], options, groups=2):
         for name, value in expected.items():
             torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-12)
 
@@ -376,6 +377,46 @@ def test_what_it_refuses():
             "3 parameters of the model are in no bucket, first '0.bias'",
             "ranks [1] have other parameters than rank 0",
         ]
+
+
+def checkpointed(group, twin, kind):
+    """A layer that is used inside a checkpoint and outside of it."""
+    model = sharded(
+        group, twin, nn.Sequential(nn.Linear(6, 6)), plan=plan(("0.bias",), ("0.weight",))
+    )
+    layer = model.module[0]
+
+    def forward(inputs):
+        inside = checkpoint(layer, inputs, use_reentrant=kind == "reentrant")
+        return inside.sum() + layer(inputs).sum()
+
+    model.module.forward = forward
+    model(torch.ones(2, 6, requires_grad=True)).backward()
+    return [shard.grad.clone() for shard in model.parameters()]
+
+
+def test_reentrant_checkpoints_are_refused_where_gradients_come_late():
+    assert all(gradient.all() for gradient in on_threads(1, checkpointed, "plain", groups=2)[0])
+    with pytest.raises(AssertionError) as caught:
+        on_threads(1, checkpointed, "reentrant", groups=2)
+    assert "use_reentrant=False" in str(caught.value.__cause__)
+
+
+def interrupted(group, twin):
+    model = sharded(group, twin, small(), plan=MADE)
+
+    def fail(_):
+        raise ValueError("the user's own mistake")
+
+    model.module[0].weight.register_hook(fail)
+    with pytest.raises(ValueError, match="own mistake"):
+        model(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
+    with pytest.raises(CollectiveError, match="rank 0, step 1: the backward pass did not end"):
+        model(torch.ones(2, 6, dtype=torch.float64))
+
+
+def test_a_backward_pass_that_fails_is_not_forgotten():
+    on_threads(1, interrupted, groups=2)
 
 
 REPEATED = batches(2, 20)

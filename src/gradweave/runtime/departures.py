@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from gradweave.errors import RequestError
 from gradweave.runtime.flat import FlatBucket
 
 
@@ -38,16 +39,16 @@ class Departures:
         self._reset()
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no gradient has been taken over since the last departures."""
-        return not self._has_begun
+    def is_leaving(self) -> bool:
+        """Whether a backward pass has begun whose buckets have not all left."""
+        return self._is_leaving
 
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
 
     def _reset(self) -> None:
-        self._missing = [len(bucket.parameters) for bucket in self._buckets]
+        self._missing = [set(bucket.parameters) for bucket in self._buckets]
         self._next = 0
         self._has_begun = self._is_leaving = False
 
@@ -56,6 +57,14 @@ class Departures:
             self._has_begun = True
             self._begin()
         number = self._number_of[parameter]
+        if number < self._next:
+            bucket = self._buckets[number]
+            named = zip(bucket.names, bucket.parameters, strict=True)
+            name = next(name for name, held in named if held is parameter)
+            raise RequestError(
+                f"{name!r} got another gradient in a pass after its bucket had left; checkpoint "
+                "modules with use_reentrant=False"
+            )
         self._buckets[number].take_gradient(parameter, divided_by=self._ranks)
         if not self.is_synchronised:
             return
@@ -63,8 +72,8 @@ class Departures:
             self._is_leaving = True
             engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
             engine.queue_callback(self._end)
-        self._missing[number] -= 1
-        while self._next < len(self._buckets) and self._missing[self._next] <= 0:
+        self._missing[number].discard(parameter)
+        while self._next < len(self._buckets) and not self._missing[self._next]:
             self._leave()
 
     def _leave(self) -> None:

@@ -155,6 +155,12 @@ class ShardedDataParallel(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._is_stale:
             self.gather()
+        if self._departures_now.is_leaving:
+            raise CollectiveError(
+                f"rank {self.process_group.rank()}, step {self._step + 1}: the backward pass did "
+                "not end, and other ranks wait for what it has not sent; start again from a "
+                "checkpoint"
+            )
         is_synced = torch.is_grad_enabled() and self.require_backward_grad_sync
         if torch.is_grad_enabled():
             if self._pilot is not None and self._is_between_steps:
