@@ -37,6 +37,7 @@ def trained(group, twin, name, collective, options):
     for step in range(STEPS):
         loop.step(lambda step=step: loss_of(model, images, order.indices(step)))
     loop.close()
+    assert not any(module._forward_pre_hooks for module in model.modules())
     return model.state_dict()
 
 

@@ -164,6 +164,7 @@ class Overlap(BspLoop):
 
     def close(self) -> None:
         super().close()
+        self._arrivals.close()
         self._thread.close()
 
     def _lay_out(self, parameters: Mapping[str, nn.Parameter]) -> list[FlatBucket]:
