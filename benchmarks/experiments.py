@@ -3,15 +3,12 @@
 from dataclasses import dataclass
 
 from gradweave import load_trace
+from gradweave.planning import bsp
 from gradweave.presets import trace_names
 from gradweave.words import MIB
 
 PAPERS = ("torch-ddp", "wfbp", "single", "mgwfbp", "optimal")
-LOOPS = tuple(
-    f"{loop}:{collective}"
-    for loop in ("bsp-reduce-broadcast", "bsp-allreduce", "bsp-overlap")
-    for collective in ("linear-pipeline", "mst", "exchange", "native")
-)
+LOOPS = tuple(f"{loop}:{collective}" for loop in bsp.LOOPS for collective in bsp.COLLECTIVES)
 ALL = ("torch-ddp", "torch-ddp-tuned", "naive", "wfbp", "single", "mgwfbp", "optimal")
 
 

@@ -11,13 +11,14 @@ from gradweave.results import LossSeries
 
 
 class RealQuestion(Struct, frozen=True, kw_only=True):
-    """All runtimes take the same steps; "gradweave" takes more where its plan is not settled."""
+    """All runtimes take the same steps: as many as those need that plan by themselves."""
 
     runtimes: tuple[str, ...]
     model: str  # a name of gradweave.workloads.models
     least_steps: int
     batch_size: int  # of each worker
     learning_rate: float
+    steps_when_settled: int = 0  # and so many more
 
 
 class RealAnswer(Struct, frozen=True, kw_only=True):

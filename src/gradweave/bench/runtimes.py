@@ -21,7 +21,7 @@ from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines, watch
 from gradweave.plan import Plan
 from gradweave.planning import bsp
-from gradweave.runtime.bsp import LOOPS
+from gradweave.runtime.bsp import LOOPS, ROOT
 from gradweave.runtime.buckets import bucket_bytes, check_buckets
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.runtime.sharded import ShardedDataParallel
@@ -250,37 +250,41 @@ def _looping(runtime: str, trainee: Trainee) -> Iterator[Running]:
     )
 
     def is_correct() -> bool:
-        """Whoever updates has seen the mean."""
+        """Whoever updates has seen the mean, and all have what it wrote."""
         seen.expected = trainee.mean
         step()
         loop.synchronise()
         seen.expected = None
-        return trainee.on_all(seen.is_correct)
+        has_seen = seen.is_correct or (named.updates_at_root and trainee.group.rank() != ROOT)
+        written = (_is_filled(p, trainee.mean) for p in trainee.model.parameters())
+        return trainee.on_all(has_seen, *written)
 
     def step() -> None:
         loop.step(lambda: trainee.model(BATCH))
 
-    yield Running(step, list, is_correct)
-    loop.close()
+    try:
+        yield Running(step, list, is_correct)
+    finally:
+        loop.close()
 
 
 class _Seen(torch.optim.Optimizer):
-    """Looks at gradients when it is asked to, and updates nothing."""
+    """Updates nothing; when it is asked to, looks at gradients and writes what is expected."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model.parameters(), {})
         self.expected: float | None = None
-        self.is_correct = True
+        self.is_correct = False
 
+    @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         del closure
         if self.expected is None:
             return
-        self.is_correct = all(
-            _is_filled(parameter.grad, self.expected)
-            for group in self.param_groups
-            for parameter in group["params"]
-        )
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.is_correct = all(_is_filled(p.grad, self.expected) for p in parameters)
+        for parameter in parameters:
+            parameter.fill_(self.expected)
 
 
 def _is_filled(tensor: torch.Tensor | None, value: float) -> bool:

@@ -13,7 +13,7 @@ from gradweave.errors import RequestError
 from gradweave.lab import Cluster
 from gradweave.network import Network
 from gradweave.plan import Plan
-from gradweave.planning import OPERATIONS, find_planner, make_plan
+from gradweave.planning import BOTH_PASSES_COLLECTIVE, OPERATIONS, find_planner, make_plan
 from gradweave.planning.bsp import LOOPS, find_loop
 from gradweave.results import Result, Results
 from gradweave.runs import Prediction, RunFolder
@@ -26,8 +26,6 @@ JOB = "gradweave.bench.training_job"
 
 TORCH, TUNED, OURS, COMPUTE = "torch-ddp", "torch-ddp-tuned", "gradweave", "compute"
 SHARDED = "sharded"
-# By our collectives, whose reduce-scatter is faster than gloo's.
-SHARDED_COLLECTIVE = "ring"
 # With a planner behind its colon: its plan, under a wrapper that notes a timeline.
 NOTING = "timeline"
 
@@ -101,7 +99,7 @@ def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
     found = [Way("all-reduce", "native")]
     for name in runtimes:
         if name == SHARDED:
-            found += [Way(operation, SHARDED_COLLECTIVE) for operation in OPERATIONS["both"]]
+            found += [Way(operation, BOTH_PASSES_COLLECTIVE) for operation in OPERATIONS["both"]]
         elif parse_spec(name).name in LOOPS:
             loop = find_loop(name)
             found += [Way(operation, loop.collective) for operation in loop.operations]
@@ -195,7 +193,7 @@ def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: fl
     if runtime == OURS:
         return Case(runtime=OURS)
     if runtime == SHARDED:
-        by = SHARDED_COLLECTIVE
+        by = BOTH_PASSES_COLLECTIVE
         plan = make_plan(trace, network, workers=workers, collective=by, passes="both")
         return Case(runtime=runtime, plan=plan)
     if parse_spec(runtime).name in LOOPS:

@@ -1,5 +1,6 @@
 """Collectives that run beside the caller, one after the other, on a thread of their own."""
 
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
@@ -9,6 +10,8 @@ import torch
 from gradweave.comm.communicator import Communicator
 from gradweave.errors import CollectiveError
 from gradweave.words import Operation
+
+POLLED_EVERY_S = 0.005
 
 Done = torch.futures.Future[torch.Tensor]
 Task = tuple[Callable[[], None], torch.Tensor, Done]
@@ -53,6 +56,14 @@ class CommunicationThread:
         done: Done = torch.futures.Future()
         self._tasks.put((task, message, done))
         return done
+
+    def drain(self, within_s: float) -> None:
+        """Until everything submitted is over or has failed, or so long."""
+        drained: Done = torch.futures.Future()
+        self._tasks.put((lambda: None, torch.empty(0), drained))
+        deadline_s = time.monotonic() + within_s
+        while self._thread.is_alive() and not drained.done() and time.monotonic() < deadline_s:
+            time.sleep(POLLED_EVERY_S)
 
     def close(self) -> None:
         """Until everything submitted is over."""

@@ -5,6 +5,7 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 
 import time
 from collections.abc import Callable, Mapping
+from threading import Lock
 from typing import NamedTuple
 
 import msgspec
@@ -37,11 +38,13 @@ class SpanRecorder:
     ) -> None:
         self._names, self._now_s = names, now_s
         self._messages: list[_Message] = []
+        self._lock = Lock()  # messages may end on another thread
         self._ready_s = 0.0
         self.begin()
 
     def begin(self) -> None:
-        self._messages = [message for message in self._messages if self._is_of_next(message)]
+        with self._lock:
+            self._messages = [message for message in self._messages if self._is_of_next(message)]
         self._begin_s = self._backward_s = self._ready_s = self._now_s()
 
     def backward(self) -> None:
@@ -62,7 +65,8 @@ class SpanRecorder:
     ) -> None:
         """A message is back."""
         tensors = tuple(self._names[parameter] for parameter in parameters)
-        self._messages.append(_Message(ready_s, self._now_s(), operation, tensors, nbytes))
+        with self._lock:
+            self._messages.append(_Message(ready_s, self._now_s(), operation, tensors, nbytes))
 
     def _is_of_next(self, message: _Message) -> bool:
         """All-gathers since backward has ended bring the next iteration's parameters."""

@@ -14,13 +14,23 @@ from gradweave.planning.optimal import DEFAULT_TOLERANCE, optimal
 from gradweave.trace import Trace
 from gradweave.words import Operation, Passes, Spec, parse_bytes, parse_spec, refuse_argument
 
-__all__ = ["OPERATIONS", "PLANNERS", "Merging", "find_planner", "make_plan"]
+__all__ = [
+    "BOTH_PASSES_COLLECTIVE",
+    "OPERATIONS",
+    "PLANNERS",
+    "Merging",
+    "find_planner",
+    "make_plan",
+]
 
 # What a plan's messages do, by the passes beside which they travel.
 OPERATIONS: Mapping[Passes, tuple[Operation, ...]] = {
     "backward": ("all-reduce",),
     "both": ("reduce-scatter", "all-gather"),
 }
+
+# gloo's own reduce-scatter is far from what links allow, so by default the halves go by ours.
+BOTH_PASSES_COLLECTIVE = "ring"
 
 # How many tensors each message takes, in backward order, when a message costs that much.
 Merging = Callable[[Trace, Cost], list[int]]

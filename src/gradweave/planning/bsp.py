@@ -31,10 +31,15 @@ class Loop(NamedTuple):
         """In every iteration."""
         return LOOPS[self.name]
 
+    @property
+    def updates_at_root(self) -> bool:
+        """Or everywhere."""
+        return "reduce" in self.operations
+
     def plan(self, trace: Trace) -> Plan:
         """Everything in one message, or one for each layer that is to overlap."""
         names = [tensor.name for tensor in trace.tensors]
-        layers = groupby(names, lambda name: name.rpartition(".")[0] or name)
+        layers = groupby(names, owner)
         is_overlapped = self.name == "bsp-overlap"
         lengths = [len(list(layer)) for _, layer in layers] if is_overlapped else [len(names)]
         return merge(
@@ -45,6 +50,11 @@ class Loop(NamedTuple):
             overlap=is_overlapped,
             passes="both" if "broadcast" in self.operations else "backward",
         )
+
+
+def owner(tensor: str) -> str:
+    """The module it belongs to; one that belongs to the model itself is by itself."""
+    return tensor.rpartition(".")[0] or tensor
 
 
 def find_loop(text: str) -> Loop:

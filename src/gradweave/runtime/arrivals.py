@@ -77,8 +77,11 @@ class Arrivals:
             self._called.append(module)
 
     def _wait_for(self, parameters: Iterable[nn.Parameter]) -> None:
-        for awaited in {self._expected.pop(p): None for p in parameters if p in self._expected}:
+        expected = [parameter for parameter in parameters if parameter in self._expected]
+        for awaited in dict.fromkeys(self._expected[parameter] for parameter in expected):
             awaited.wait()
+        for parameter in expected:  # not before: what has failed has not arrived
+            del self._expected[parameter]
 
 
 class _Readings(TorchFunctionMode):

@@ -22,6 +22,7 @@ from gradweave.comm import Communicator
 from gradweave.comm.communicator import same_ranks, world_group
 from gradweave.comm.worker import CommunicationThread, Done
 from gradweave.errors import RequestError
+from gradweave.planning.bsp import COLLECTIVES
 from gradweave.runtime.arrivals import Arrivals
 from gradweave.runtime.departures import Departures
 from gradweave.runtime.flat import FlatBucket, buckets_by_module, buckets_up_to, flat_buckets
@@ -48,6 +49,8 @@ class BspLoop:
         collective: str = "linear-pipeline",
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        if collective not in COLLECTIVES:
+            raise RequestError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
         self.model, self.optimizer, self.collective = model, optimizer, collective
         self.group = group or world_group()
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -67,6 +70,7 @@ class BspLoop:
 
     def step(self, compute_loss: Callable[[], torch.Tensor]) -> torch.Tensor:
         """One iteration; the loss is this rank's."""
+        self._departures.require_ended()
         loss = compute_loss()
         loss.backward()  # type: ignore[no-untyped-call]
         self._join()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from gradweave.errors import RequestError
+from gradweave.errors import CollectiveError, RequestError
 from gradweave.runtime.flat import FlatBucket
 
 
@@ -38,10 +38,20 @@ class Departures:
         ]
         self._reset()
 
-    @property
-    def is_leaving(self) -> bool:
-        """Whether a backward pass has begun whose buckets have not all left."""
-        return self._is_leaving
+    def require_ended(self) -> None:
+        """Raise CollectiveError where the last backward pass has failed half-way."""
+        if self._is_leaving:
+            raise CollectiveError(
+                "a backward pass did not end, and other ranks wait for what it has not sent; start "
+                "again from a checkpoint"
+            )
+
+    def forget(self) -> None:
+        """What has been added up without being sent."""
+        self.require_ended()
+        for bucket in self._buckets:
+            bucket.forget()
+        self._reset()
 
     def close(self) -> None:
         for handle in self._handles:

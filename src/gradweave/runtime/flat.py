@@ -10,6 +10,7 @@ from torch import nn
 from gradweave.collectives.schedule import block_edges
 from gradweave.errors import RequestError
 from gradweave.plan import Bucket, Plan
+from gradweave.planning.bsp import owner
 from gradweave.words import Passes
 
 
@@ -62,6 +63,10 @@ class FlatBucket:
         for parameter in self.parameters:
             if parameter not in self._taken:
                 self._gradient_of[parameter].zero_()
+        self.forget()
+
+    def forget(self) -> None:
+        """The next gradients are the first ones."""
         self._taken.clear()
 
     @contextmanager
@@ -69,9 +74,11 @@ class FlatBucket:
         """Parameters have theirs meanwhile, for an optimizer."""
         for parameter, gradient in self._gradient_of.items():
             parameter.grad = gradient
-        yield
-        for parameter in self.parameters:
-            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter in self.parameters:
+                parameter.grad = None
 
     def owned_by(self, rank: int, ranks: int) -> list[tuple[int, int]]:
         """For each parameter, which elements of the bucket are both its own and the rank's.
@@ -128,7 +135,7 @@ def merged(plan: Plan) -> Plan:
 
 def buckets_by_module(parameters: Mapping[str, nn.Parameter], *, collective: str) -> Plan:
     """One for each module that has parameters of its own, from the last declared to the first."""
-    owners = groupby(reversed(list(parameters)), lambda name: name.rpartition(".")[0])
+    owners = groupby(reversed(list(parameters)), owner)
     groups = [list(names) for _, names in owners]
     return _plan("by module", groups, collective)
 

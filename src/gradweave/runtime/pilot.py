@@ -24,7 +24,7 @@ from gradweave.measure.backward import Iteration, Observer, observing, recording
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
 from gradweave.plan import Plan
-from gradweave.planning import OPERATIONS
+from gradweave.planning import BOTH_PASSES_COLLECTIVE, OPERATIONS
 from gradweave.recipe import Recipe
 from gradweave.runtime.calibration import Calibration, Ended
 from gradweave.runtime.candidates import Candidate, shortlist, torch_lengths
@@ -49,8 +49,6 @@ LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
 # Beside the backend's own: what is worth the thread it needs, for small messages and for tiers.
 AUTO_COLLECTIVES = ("native", "recursive-doubling")
 AUTO_TIERED = "blueconnect"
-# gloo's own reduce-scatter is far from what links allow.
-BOTH_PASSES_COLLECTIVE = "ring"
 DRIFT_STEPS = 20
 
 # What the wrapper does when it is given other buckets: everything in one, while times are recorded,

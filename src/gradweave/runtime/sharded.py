@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from gradweave import collectives
 from gradweave.comm import Communicator
 from gradweave.comm.agree import group_device, ranks_that_differ
 from gradweave.comm.communicator import same_ranks, world_group
@@ -29,6 +30,7 @@ from gradweave.errors import CollectiveError, RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
+from gradweave.planning import BOTH_PASSES_COLLECTIVE, OPERATIONS
 from gradweave.recipe import Recipe
 from gradweave.runtime.arrivals import Arrivals
 from gradweave.runtime.buckets import modules_with_sparse_gradients
@@ -36,11 +38,11 @@ from gradweave.runtime.candidates import Candidate
 from gradweave.runtime.departures import Departures
 from gradweave.runtime.explain import explanation
 from gradweave.runtime.findings import Findings
-from gradweave.runtime.flat import buckets_up_to, flat_buckets, merged
+from gradweave.runtime.flat import FlatBucket, buckets_up_to, flat_buckets, merged
 from gradweave.runtime.given import PlanSource, device_name, given_plan, require_fit
-from gradweave.runtime.options import AUTO, Options
+from gradweave.runtime.options import AUTO, Options, is_compiled
 from gradweave.runtime.passes import batch_size
-from gradweave.runtime.pilot import BOTH_PASSES_COLLECTIVE, Pilot
+from gradweave.runtime.pilot import Pilot
 from gradweave.runtime.shards import Shards
 from gradweave.timeline import Timeline
 from gradweave.words import MIB, Operation
@@ -49,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 # Until there is a plan: as torch's own wrapper.
 FIRST_BUCKET_BYTES = 25 * MIB
+# At exit, for ranks that end a little earlier than others.
+DRAINED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ class ShardedDataParallel(nn.Module):
         self._thread = CommunicationThread(self._communicator)
         # Not at exit: a thread that waits for a dead peer would keep the script from ending.
         weakref.finalize(self, self._thread.close).atexit = False
+        # But what others wait for is sent: the last step's parameters are on their way.
+        weakref.finalize(self, self._thread.drain, DRAINED_WITHIN_S)
         self._arrivals = Arrivals(module, self._full.values())
         weakref.finalize(self, self._arrivals.close).atexit = False
         group = self.process_group
@@ -132,40 +138,38 @@ class ShardedDataParallel(nn.Module):
         if timeline:
             self._clock_offset_s = clock_offset_s(self.process_group)
             self._recorder = SpanRecorder({p: name for name, p in self._full.items()})
+        self._buckets: list[FlatBucket] = []
         self._departures: Departures | None = None
+        self._close_departures: Callable[[], object] | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._pilot: Pilot | None = None
         device = next(iter(self._full.values())).device
         given = given_plan(plan, workers=group.size(), device=device)
-        first = given.plan if isinstance(given, Recipe) else given
-        self._lay_out(first or self._first_plan(options))
+        first = _first_plan(self._full, options)
+        asked = given.plan if isinstance(given, Recipe) else given
+        self._lay_out(asked or first)
         for bucket in self._buckets:
             self._thread.submit("broadcast", bucket.values, collective="native").wait()
         frozen = [p for p in module.parameters() if not p.requires_grad]
         _broadcast_bytes([*frozen, *module.buffers()], self.process_group)
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
         self._unstepped: set[nn.Parameter] = set()
-        self._is_between_steps = True
+        self._was_stepped = False  # by an optimizer that is known, since the last pass
         if group.size() > 1:
-            self._pilot = self._new_pilot(options, make, given)
+            self._pilot = self._new_pilot(options, make, given, first)
             weakref.finalize(self, self._pilot.close).atexit = False
         after_step = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
         weakref.finalize(self, after_step.remove)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        self._departures_now.require_ended()
         if self._is_stale:
             self.gather()
-        if self._departures_now.is_leaving:
-            raise CollectiveError(
-                f"rank {self.process_group.rank()}, step {self._step + 1}: the backward pass did "
-                "not end, and other ranks wait for what it has not sent; start again from a "
-                "checkpoint"
-            )
         is_synced = torch.is_grad_enabled() and self.require_backward_grad_sync
         if torch.is_grad_enabled():
-            if self._pilot is not None and self._is_between_steps:
+            if self._pilot is not None and self._is_between_steps():
+                self._was_stepped = False
                 self._pilot.step(batch_size(inputs))
-                self._is_between_steps = False
             self._departures_now.is_synchronised = is_synced
         if len(self._buckets) == 1:
             self._arrivals.wait_for_all()  # no module could begin without, and recordings are clean
@@ -180,6 +184,10 @@ class ShardedDataParallel(nn.Module):
         if self._recorder is not None and is_synced:
             self._recorder.backward()
         return output
+
+    def _is_between_steps(self) -> bool:
+        """Whether buckets may change: no gradient waits to be used, and optimizers are known."""
+        return self._was_stepped and all(shard.grad is None for shard in self._unstepped)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -225,6 +233,15 @@ class ShardedDataParallel(nn.Module):
         for name, parameter in found:
             yield name, shard_of.get(parameter, parameter)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 torch's signature
+        """Also forgets what passes under ``no_sync`` have added up, which no optimizer sees."""
+        super().zero_grad(set_to_none)
+        self._departures_now.forget()
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:  # noqa: FBT001, FBT002
+        del requires_grad
+        raise RequestError("buckets are laid out; freeze parameters before wrapping the model")
+
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_, by the norm over all ranks' shards."""
@@ -258,6 +275,8 @@ class ShardedDataParallel(nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load the same on every rank."""
+        if kwargs.get("assign"):
+            raise RequestError("parameters lie in buckets; load with assign=False")
         self.synchronise()
         return super().load_state_dict(*args, **kwargs)
 
@@ -272,6 +291,7 @@ class ShardedDataParallel(nn.Module):
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """This rank's part of it."""
+        self._know(optimizer)
         self._shards.load_whole_state(optimizer, state)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -285,19 +305,15 @@ class ShardedDataParallel(nn.Module):
         assert self._departures is not None
         return self._departures
 
-    def _first_plan(self, options: Options) -> Plan:
-        by = BOTH_PASSES_COLLECTIVE if options.collective == AUTO else options.collective
-        return buckets_up_to(self._full, FIRST_BUCKET_BYTES, planner="torch's sizes", collective=by)
-
     def _new_pilot(
         self,
         options: Options,
         make_group: Callable[[], dist.ProcessGroup],
         given: Plan | Recipe | None,
+        first: Plan,
     ) -> Pilot:
         # The pilot must not keep the wrapper alive: it has to die before its process group.
         wrapper = weakref.ref(self)
-        first = self.plan
 
         def adopt(what: Candidate | Literal["one bucket", "torch's own"]) -> None:
             live = wrapper()
@@ -328,15 +344,15 @@ class ShardedDataParallel(nn.Module):
         if plan == self.plan:
             return
         self.synchronise()
-        alive = [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
-        with self._shards.moving(alive, self._gather_flat):
+        with self._shards.moving(self._known_optimizers(), self._gather_flat):
             self._lay_out(plan)
 
     def _lay_out(self, plan: Plan) -> None:
         """Other buckets from now on, between two steps."""
+        _check_plan(plan)
         require_fit(plan, self._full, self.process_group)
-        if self._departures is not None:
-            self._departures.close()
+        if self._close_departures is not None:
+            self._close_departures()  # which also lets go of the old buckets
         self.plan = plan
         self._buckets = flat_buckets(plan, self._full)
         self._shards.lay_out(self._buckets)
@@ -349,7 +365,9 @@ class ShardedDataParallel(nn.Module):
             send=lambda number: _alive(wrapper)._send(number),  # noqa: SLF001
             finish=lambda: _alive(wrapper)._finish(),  # noqa: SLF001
         )
-        weakref.finalize(self, self._departures.close).atexit = False
+        closing = weakref.finalize(self, self._departures.close)
+        closing.atexit = False
+        self._close_departures = closing
 
     def _send(self, number: int) -> None:
         is_sharded = self._buckets[number].passes == "both"
@@ -364,17 +382,28 @@ class ShardedDataParallel(nn.Module):
         for message in sent:
             message.wait()
         self._shards.give_gradients()
-        self._is_stale = True
-        self._unstepped = set(self._shards.by_name.values())
+        shards = set(self._shards.by_name.values())
+        known = (self._shards.of(optimizer) for optimizer in self._known_optimizers())
+        self._unstepped, self._was_stepped = shards, False
+        # Who is not updated by an optimizer of torch's may be updated by anything.
+        self._is_stale = bool(shards.difference(*known))
 
     def _stepped(self, optimizer: Optimizer) -> None:
         updated = self._shards.of(optimizer)
-        if updated and not any(ref() is optimizer for ref in self._optimizers):
-            self._optimizers.append(weakref.ref(optimizer))
+        if not updated:  # another model's, and perhaps on another thread
+            return
+        self._know(optimizer)
         self._unstepped -= updated
-        if self._is_stale and not self._unstepped:
-            self._is_between_steps = True
+        self._is_stale = self._was_stepped = True
+        if not self._unstepped:
             self.gather()
+
+    def _know(self, optimizer: Optimizer) -> None:
+        if all(known is not optimizer for known in self._known_optimizers()):
+            self._optimizers.append(weakref.ref(optimizer))
+
+    def _known_optimizers(self) -> list[Optimizer]:
+        return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
 
     def gather(self) -> None:
         """Begin to send updated parameters to all ranks; it happens by itself where it is due.
@@ -385,6 +414,8 @@ class ShardedDataParallel(nn.Module):
         # What forward reads first comes first: the other end of backward's order.
         for number in reversed(range(len(self._buckets))):
             bucket = self._buckets[number]
+            # Older graphs must not be used with the new values: torch then says so.
+            torch.autograd.graph.increment_version(bucket.parameters)
             if bucket.passes == "both":
                 self._arrivals.expect(bucket.parameters, self._submit("all-gather", number))
 
@@ -394,8 +425,9 @@ class ShardedDataParallel(nn.Module):
     def _submit(self, operation: Operation, number: int) -> _Message:
         bucket = self._buckets[number]
         flat = bucket.values if operation == "all-gather" else bucket.gradients
+        step = self._step if operation == "all-gather" else self._step + 1
         where = (
-            f"rank {self.process_group.rank()}, step {self._step}, bucket {number + 1} of "
+            f"rank {self.process_group.rank()}, step {step}, bucket {number + 1} of "
             f"{len(self._buckets)}"
         )
         # The thread must not be the last to have the wrapper, whose end it would wait for itself.
@@ -429,11 +461,32 @@ def _alive(wrapper: "weakref.ref[ShardedDataParallel]") -> ShardedDataParallel:
     return live
 
 
+def _first_plan(parameters: Mapping[str, nn.Parameter], options: Options) -> Plan:
+    by = BOTH_PASSES_COLLECTIVE if options.collective == AUTO else options.collective
+    return buckets_up_to(parameters, FIRST_BUCKET_BYTES, planner="torch's sizes", collective=by)
+
+
+def _check_plan(plan: Plan) -> None:
+    """That its messages can be sent, and are what will be sent."""
+    ways = collectives.ways(OPERATIONS[plan.passes], [b.collective for b in plan.buckets])
+    for bucket in plan.buckets:
+        if not all((operation, bucket.collective) in ways for operation in OPERATIONS[plan.passes]):
+            known = ", ".join(["native", *collectives.names(OPERATIONS[plan.passes][0])])
+            raise RequestError(
+                f"no {' and '.join(OPERATIONS[plan.passes])} by {bucket.collective!r}; there are "
+                f"{known}"
+            )
+        if bucket.compression is not None:
+            raise RequestError(f"the plan sends {bucket.compression}; sharded training is dense")
+
+
 def _check_model(
     module: nn.Module, parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup
 ) -> None:
     if not parameters:
         raise RequestError("the model has no parameter that requires a gradient")
+    if is_compiled(module):
+        raise RequestError("a compiled model may not wait for its parameters; wrap it uncompiled")
     for name in modules_with_sparse_gradients(module):
         raise RequestError(
             f"{name!r} has sparse gradients, which have no place in a bucket; use sparse=False"
