@@ -25,6 +25,7 @@ class Experiment:
     iterations: int
     times: int = 1  # the whole benchmark so often
     largest_bytes: int = 32 * MIB  # that are calibrated
+    calibrated: int = 9  # times each size; many ways to send take long
     with_timelines: bool = False
 
 
@@ -153,10 +154,11 @@ EXPERIMENTS += [
         traces=(("resnet50", 1.0),),
         forward_s=0.3,
         backward_s=0.6,
-        runtimes=("torch-ddp", "torch-ddp-tuned", "single", "mgwfbp", "optimal", "sharded"),
+        runtimes=("torch-ddp", "single", "mgwfbp", "optimal", "gradweave", "sharded"),
         repeats=5,
-        iterations=2,
+        iterations=3,
         with_timelines=True,
+        calibrated=5,
     ),
     Experiment(
         name="both-small",
@@ -169,6 +171,7 @@ EXPERIMENTS += [
         runtimes=("gradweave", "optimal", "sharded"),
         repeats=30,
         iterations=1,
+        calibrated=5,
     ),
     Experiment(
         name="loops",
@@ -180,6 +183,8 @@ EXPERIMENTS += [
         runtimes=LOOPS,
         repeats=2,
         iterations=3,
+        largest_bytes=16 * MIB,
+        calibrated=3,
     ),
     Experiment(
         name="sparse",

@@ -72,7 +72,7 @@ def _calibrated(cluster: Cluster, experiment: Experiment) -> Network:
         name=f"{cluster.spec.nodes} nodes at {cluster.spec.rate}",
         ways=to_measure(experiment.runtimes),
         largest_bytes=experiment.largest_bytes,
-        repeats=9,
+        repeats=experiment.calibrated,
         selected_density=density_of(experiment.runtimes),
     )
     return calibrate_cluster(cluster, question).beside_nothing()
