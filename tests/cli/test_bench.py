@@ -135,7 +135,7 @@ def test_training_beside_both_passes_and_in_loops(capsys, tmp_path):
     """Several seconds: every rank imports torch."""
     argv = ["bench", "training", "--nodes", "2", "--loopback", "--trace", "resnet20", "--json"]
     argv += ["--forward", "0.02", "--backward", "0.04", "--network", "k80-10gbe"]
-    argv += ["--runtime", "sharded,bsp-reduce-broadcast,bsp-allreduce:mst,bsp-overlap:native"]
+    argv += ["--runtime", "sharded,bsp-reduce-broadcast,bsp-allreduce:mst,bsp-overlap:exchange"]
     argv += ["--repeats", "1", "--iterations", "1", "--warmup", "2", "--output", str(tmp_path)]
     assert main(argv) == 0
     rows = json.loads(capsys.readouterr().out)
