@@ -63,7 +63,7 @@ def scaled(group, value):
         )
         wrapped = DistributedDataParallel(
             model,
-            compression=GTopK(density=0.1, momentum=0.5, whole_model=True),
+            compression=GTopK(density=0.1, momentum=0.5, clip_norm=20.0, whole_model=True),
             grad_scaler=scaler,
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

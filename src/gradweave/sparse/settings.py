@@ -16,7 +16,7 @@ class Sparse:
     ``exchange``    how, by a name of ``gradweave.sparse.exchange.EXCHANGES``.
     ``selection``   how the largest are found (default: exactly).
     ``momentum``    corrected momentum before selection; the optimizer's own must be 0 then.
-    ``clip_norm``   clip each rank's gradient before selection.
+    ``clip_norm``   clip each rank's gradient, without its loss scale, before selection.
     ``dense_below`` parameters with fewer elements travel whole, such as bias and normalisation.
     ``whole_model`` select over all parameters at once, as the paper does, instead of per bucket.
     """

@@ -64,7 +64,8 @@ class Sparsifier:
         numel = gradient.numel() - sum(place.stop - place.start for place in places)
         k = elements_kept(numel, density)
         if self.clip_norm is not None:
-            clip_local_norm(gradient, limit=self.clip_norm, ranks=self.exchanger.group.size())
+            limit = self.clip_norm * self.residuals.scale
+            clip_local_norm(gradient, limit=limit, ranks=self.exchanger.group.size())
         velocity = self.momentum.begin(names, gradient) if self.momentum else None
         residual = self.residuals.begin(names)
         candidates = velocity.pending if velocity else gradient
