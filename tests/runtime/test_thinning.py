@@ -17,6 +17,7 @@ from gradweave.runtime.pilot import Pilot
 from gradweave.runtime.thinning import planned_compression, verdict, with_selection_cost
 from gradweave.sparse.exchange import EXCHANGES
 from gradweave.sparse.settings import GTopK, TopK
+from gradweave.sparse.timing import selection_s_per_element
 
 TRACE = Trace(
     name="two",
@@ -87,6 +88,12 @@ def test_ranks_agree_on_what_selecting_costs():
     first, second = on_threads(2, agreed)
     assert first == second
     assert 0 < first < 1e-2
+
+
+def test_timing_draws_no_number_of_the_trainings():
+    before = torch.get_rng_state()
+    selection_s_per_element(10, like=torch.zeros(1), density=0.1, method="torch-topk")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 class TwoRanks:
