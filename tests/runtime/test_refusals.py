@@ -142,5 +142,13 @@ def reading_complaint(group, plan):
 def test_compression_goes_its_own_way():
     with pytest.raises(RequestError, match="compression sends values and indices its own way"):
         DistributedDataParallel(network(), compression=GTopK(), wire_dtype=torch.float16)
+    with pytest.raises(RequestError, match="residuals travel in every step, also those of unused"):
+        DistributedDataParallel(
+            network(), compression=GTopK(density=0.1), skip_all_reduce_unused_params=True
+        )
+    with pytest.raises(RequestError, match="whole_model sends one message, and the plan has other"):
+        DistributedDataParallel(
+            network(), compression=GTopK(density=0.1, whole_model=True), plan=plan_of(2, 3)
+        )
     with pytest.raises(RequestError, match="density"):
         GTopK(density=0.0)

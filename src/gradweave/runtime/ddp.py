@@ -38,6 +38,7 @@ from gradweave.runtime.options import (
     COMPILED,
     Options,
     check_caps,
+    check_whole_model,
     is_compiled,
     why_unplannable,
 )
@@ -111,7 +112,9 @@ class DistributedDataParallel(TorchDDP):
         torch_options |= _named(torch_arguments)
         check_caps(torch_options)
         if compression is not None:
-            check_compressible(module)
+            skips = torch_options.get("skip_all_reduce_unused_params", False)
+            check_compressible(module, skips_unused=skips)
+            check_whole_model(compression, plan)
         super().__init__(module, **torch_options)
         self._options, self._make_group = options, make_group
         self._torch_cap_mb: float | None = torch_options.get("bucket_cap_mb")

@@ -81,6 +81,13 @@ def check_caps(torch_options: Mapping[str, Any]) -> None:
             raise RequestError(f"bucket caps must be positive numbers of MiB, got {cap}")
 
 
+def check_whole_model(compression: Sparse, plan: object) -> None:
+    if compression.whole_model and plan is not None:
+        raise RequestError(
+            "whole_model sends one message, and the plan has others; leave out one of them"
+        )
+
+
 def check_plan(plan: object) -> None:
     """That it is a plan, and one that torch's wrapper can carry out."""
     if not isinstance(plan, Plan):

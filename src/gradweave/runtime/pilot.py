@@ -116,8 +116,8 @@ class Pilot:
 
     def stop(self, why: str) -> None:
         """Keep what there is; from now on nothing is measured and nothing changes."""
-        if self.found.stage == "not begun" and self._given_plan is not None:
-            self.step(self._batch_size)  # a given plan needs no planning
+        if self.found.stage == "not begun" and (self._given_plan is not None or self._is_whole()):
+            self.step(self._batch_size)  # neither needs planning
         if self._course is not None and self.is_settled and self._options.replan_when is not None:
             logger.warning("no more planning again: %s", why)
         self.close()
@@ -131,8 +131,7 @@ class Pilot:
         logger.warning("keeping torch's own buckets: %s", why)
 
     def _whole_course(self) -> Generator[None]:
-        compression = self._options.compression
-        if compression is not None and compression.whole_model:
+        if self._is_whole():
             self._adopt("one bucket")
             self.found.stage = "settled"
             return
@@ -142,6 +141,11 @@ class Pilot:
             yield from self._until_drift()
         while (yield from self._planned()):
             yield from self._until_drift()
+
+    def _is_whole(self) -> bool:
+        """Whether there is one bucket because everything is selected from at once."""
+        compression = self._options.compression
+        return compression is not None and compression.whole_model
 
     def _given(self, given: Plan | Recipe) -> Iterator[None]:
         plan = given if isinstance(given, Plan) else given.plan
