@@ -161,8 +161,10 @@ def complaints(group, folder):
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
     take_step(wrapped, optimizer, 0, group.rank())
     good = wrapped.sparse_state_dict()
-    smaller = DistributedDataParallel(nn.Linear(6, 9), compression=GTopK())
-    with_momentum = DistributedDataParallel(network(), compression=GTopK(momentum=0.9))
+    smaller = DistributedDataParallel(nn.Linear(6, 9), compression=GTopK(density=0.001))
+    with_momentum = DistributedDataParallel(
+        network(), compression=GTopK(density=0.001, momentum=0.9)
+    )
     dense = DistributedDataParallel(network())
     attempts = {
         "another model": lambda: smaller.load_sparse_state_dict(good),
@@ -188,7 +190,7 @@ def test_states_that_do_not_fit(tmp_path):
         "another rank": "the state is that of rank 5 of 2, and this is rank",
         "different steps": "ranks load states of different steps, rank",
         "weights": "the state is none of sparsified training: schema None",
-        "dense": "nothing is sparsified; wrap the model with compression=GTopK()",
+        "dense": "nothing is sparsified; wrap the model with compression=GTopK(…)",
         "empty folder": "has no states; expected those of one number of ranks, such as sparse-0-of",
     }
     for found in on_processes(2, complaints, tmp_path, scratch=tmp_path):

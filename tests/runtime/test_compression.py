@@ -247,13 +247,13 @@ def mistakes(group):
 
     found = []
     with pytest.raises(RequestError) as caught:
-        DistributedDataParallel(Tabled(), compression=GTopK())
+        DistributedDataParallel(Tabled(), compression=GTopK(density=0.001))
     found.append(str(caught.value))
     stock = TorchDDP(Tabled())
     with pytest.raises(RequestError) as caught:
-        hooks.SparseState(stock, GTopK())
+        hooks.SparseState(stock, GTopK(density=0.001))
     found.append(str(caught.value))
-    wrapped = DistributedDataParallel(linear(), compression=GTopK())
+    wrapped = DistributedDataParallel(linear(), compression=GTopK(density=0.001))
     with pytest.raises(RequestError) as caught:
         wrapped.register_comm_hook(None, hooks.gtopk)
     found.append(str(caught.value))
@@ -292,4 +292,4 @@ def test_what_cannot_be_sparsified(tmp_path):
 )
 def test_settings_that_mean_nothing(settings, complaint):
     with pytest.raises(RequestError, match=complaint):
-        GTopK(**settings)
+        GTopK(**{"density": 0.1, **settings})

@@ -173,8 +173,8 @@ def test_a_state_ends_with_its_wrapper(tmp_path):
 
 def misused(group):
     found = []
-    ddp, _, optimizer = stock(TopK(), hooks.gtopk)
-    other, state, _ = stock(GTopK())
+    ddp, _, optimizer = stock(TopK(density=0.001), hooks.gtopk)
+    other, state, _ = stock(GTopK(density=0.001))
     foreign = TorchDDP(network())
     foreign.register_comm_hook(state, hooks.gtopk)
     with pytest.raises(RequestError) as caught:

@@ -80,7 +80,7 @@ def test_every_exchange_has_a_price():
 
 def agreed(group):
     parameters = {"w": nn.Parameter(torch.zeros(1000 * (1 + group.rank())))}
-    net = with_selection_cost(network(bits_per_s=1e9), GTopK(), parameters, group)
+    net = with_selection_cost(network(bits_per_s=1e9), GTopK(density=0.001), parameters, group)
     return net.selection_s_per_element
 
 

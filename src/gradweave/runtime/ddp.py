@@ -198,7 +198,7 @@ class DistributedDataParallel(TorchDDP):
 
     def _sparsified(self) -> SparseTraining:
         if self._sparse is None:
-            raise RequestError("nothing is sparsified; wrap the model with compression=GTopK()")
+            raise RequestError("nothing is sparsified; wrap the model with compression=GTopK(…)")
         return self._sparse
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

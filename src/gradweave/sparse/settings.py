@@ -12,7 +12,8 @@ from gradweave.sparse.warmup import Densities, check_momentum
 class Sparse:
     """Only the largest gradients travel; the rest waits in residuals.
 
-    ``density``     the share that travels: a number, or ``Densities`` by training step.
+    ``density``     the share that travels: a number, or ``Densities`` by training step, which warm
+                    up as the paper does where they are told how many steps an epoch has.
     ``exchange``    how, by a name of ``gradweave.sparse.exchange.EXCHANGES``.
     ``selection``   how the largest are found (default: exactly).
     ``momentum``    corrected momentum before selection; the optimizer's own must be 0 then.
