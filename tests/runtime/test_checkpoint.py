@@ -8,6 +8,7 @@ from ranks import on_processes
 from torch import nn
 
 from gradweave import FormatError, RequestError
+from gradweave.compression import Compression
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.sparse import checkpoint
@@ -18,7 +19,12 @@ NAMES = ["2.bias", "2.weight", "0.bias", "0.weight"]
 TWO_BUCKETS = Plan(
     planner="made",
     buckets=tuple(
-        Bucket(tensors=tuple(two), collective="native") for two in (NAMES[:2], NAMES[2:])
+        Bucket(
+            tensors=tuple(two),
+            collective="native",
+            compression=Compression(method="gtopk-butterfly", density=0.1),
+        )
+        for two in (NAMES[:2], NAMES[2:])
     ),
 )
 WARMUP = Densities(warmup=(0.9, 0.3), final=0.1, steps_each=2)

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradweave
 from gradweave import CollectiveError, RequestError, hooks
+from gradweave.compression import Compression
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.buckets import bucket_caps_mb
 from gradweave.runtime.ddp import DistributedDataParallel
@@ -21,7 +22,14 @@ WARMUP = Densities(warmup=(0.9, 0.3), final=0.1, steps_each=2)
 NAMES = ["2.bias", "2.weight", "0.bias", "0.weight"]
 TWO_BUCKETS = Plan(
     planner="made",
-    buckets=tuple(Bucket(tensors=tuple(n), collective="native") for n in (NAMES[:1], NAMES[1:])),
+    buckets=tuple(
+        Bucket(
+            tensors=tuple(n),
+            collective="native",
+            compression=Compression(method="gtopk-butterfly", density=0.1),
+        )
+        for n in (NAMES[:1], NAMES[1:])
+    ),
 )
 
 

@@ -138,7 +138,12 @@ class DistributedDataParallel(TorchDDP):
         self._pilot: Pilot | None = None
         why = why_unplannable(module, self._planned, torch_options, self.process_group.size())
         if why is None:
-            given = given_plan(plan, workers=self.process_group.size(), device=self.device)
+            given = given_plan(
+                plan,
+                workers=self.process_group.size(),
+                device=self.device,
+                compression=compression,
+            )
             check_passes(given)
             self._pilot = self._new_pilot(given)
             weakref.finalize(self, self._pilot.close).atexit = False
