@@ -205,6 +205,34 @@ def test_states_that_do_not_fit(tmp_path):
             assert "\n" not in text
 
 
+def one_is_wrong(group):
+    """Rank 1 alone has a state that does not fit; then training goes on from where it was."""
+    ends = []
+    for fails in (False, True):
+        model = network()
+        wrapped = DistributedDataParallel(model, compression=GTopK(density=0.1, whole_model=True))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        take_step(wrapped, optimizer, 0, group.rank())
+        if fails:
+            good = wrapped.sparse_state_dict()
+            wrong = {**good, "velocities": good["residuals"]}
+            with pytest.raises(RequestError) as caught:
+                wrapped.load_sparse_state_dict(wrong if group.rank() == 1 else good)
+        for step in (1, 2):
+            take_step(wrapped, optimizer, step, group.rank())
+        ends.append([*model.parameters()])
+    return str(caught.value), all(torch.equal(*pair) for pair in zip(*ends, strict=True))
+
+
+def test_what_one_rank_cannot_load_none_does(tmp_path):
+    why = "the state has velocities, and this needs no momentum; set momentum as where the state "
+    (first, as_before), (second, as_before_too) = on_processes(2, one_is_wrong, scratch=tmp_path)
+    assert first.startswith(f"rank 1 cannot load its state: {why}")
+    assert second.startswith(why)
+    assert as_before
+    assert as_before_too
+
+
 def state(rank, ranks, step=3):
     values = {"scale": 1.0, "values": {"a": torch.tensor([1.0, float(rank)])}}
     return {

@@ -124,16 +124,20 @@ class Carried:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Parameters that the state does not have start from zero."""
         self._require_settled()
+        self.check(state)
+        self.scale = float(state["scale"])
+        self._flats.clear()
+        for name, value in state["values"].items():
+            self._lay_out((name,)).kept.copy_(value)
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """That it is one of these parameters."""
         for name, value in state["values"].items():
             if self._sizes.get(name) != value.numel():
                 raise RequestError(
                     f"the state has {value.numel()} elements for {name!r}, the model has "
                     f"{self._sizes.get(name, 'no such parameter')}; it is another model's"
                 )
-        self.scale = float(state["scale"])
-        self._flats.clear()
-        for name, value in state["values"].items():
-            self._lay_out((name,)).kept.copy_(value)
 
     def _lay_out(self, names: tuple[str, ...]) -> Flat:
         """A bucket of its own for these, filled with what has been kept for them."""

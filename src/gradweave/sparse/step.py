@@ -122,6 +122,12 @@ class Sparsifier:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Of a sparsifier with momentum where this one has it, and without where not."""
+        self.check(state)
+        for kind, carried in self._carried().items():
+            carried.load_state_dict(state[kind])
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """That it can be loaded."""
         if ("velocities" in state) != (self.momentum is not None):
             has, needs = ("no ", "") if self.momentum else ("", "no ")
             raise RequestError(
@@ -135,7 +141,7 @@ class Sparsifier:
                     "dense_below as where the state was saved"
                 )
         for kind, carried in self._carried().items():
-            carried.load_state_dict(state[kind])
+            carried.check(state[kind])
 
     def _carried(self) -> dict[str, Carried]:
         velocities = {"velocities": self.momentum.velocities} if self.momentum else {}
