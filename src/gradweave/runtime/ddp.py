@@ -218,9 +218,8 @@ class DistributedDataParallel(TorchDDP):
         """Whether gradients of this pass are synchronised."""
         if self._sender is not None and self._sender.failure is not None:
             raise self._sender.failure
-        self._is_compiled |= is_compiling or (self._step == 0 and is_compiled(self.module))
-        if self._is_compiled and self._pilot is not None:
-            self._pilot.stop(COMPILED)
+        if is_compiling:
+            self._stop_for_compiled()
         is_synced: bool = torch.is_grad_enabled() and self.require_backward_grad_sync
         if self._backward.has_begun and (is_synced or self._may_change_before_no_sync()):
             self._backward.has_begun = False
@@ -284,10 +283,17 @@ class DistributedDataParallel(TorchDDP):
     def _begin_step(self, inputs: tuple[Any, ...]) -> None:
         self._step += 1
         if self._pilot is not None:
+            if self._pilot.may_change and is_compiled(self.module):
+                self._stop_for_compiled()
             self._pilot.step(batch_size(inputs))
         if self._sender is not None:
             self._sender.step = self._step
         self._check_buckets()
+
+    def _stop_for_compiled(self) -> None:
+        self._is_compiled = True
+        if self._pilot is not None:
+            self._pilot.stop(COMPILED)
 
     def _begin_pass(self) -> None:
         """Of the step's passes, the one whose gradients travel."""
@@ -307,7 +313,7 @@ class DistributedDataParallel(TorchDDP):
         try:
             check_buckets(self, planned)
         except PlanMismatch as difference:
-            if not self._is_compiled:
+            if not (self._is_compiled or is_compiled(self.module)):
                 raise
             logger.warning("compiled code yields gradients in its own order: %s", difference)
 

@@ -114,6 +114,12 @@ class Pilot:
     def is_settled(self) -> bool:
         return self.found.stage == "settled"
 
+    @property
+    def may_change(self) -> bool:
+        """Whether there may be other buckets than now."""
+        is_open = not self.is_settled or self._options.replan_when is not None
+        return self._course is not None and is_open
+
     def stop(self, why: str) -> None:
         """Keep what there is; from now on nothing is measured and nothing changes."""
         if self.found.stage == "not begun" and (self._given_plan is not None or self._is_whole()):
