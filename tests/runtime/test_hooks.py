@@ -199,7 +199,7 @@ def misused(group):
 def test_misuse(tmp_path):
     for wrong_hook, wrong_model in on_processes(2, misused, scratch=tmp_path):
         assert wrong_hook == "this hook wants a state with GTopK(…), got TopK"
-        assert "a gradient of another model than the one this was made for" in wrong_model
+        assert "bucket 1 by gtopk-butterfly: a gradient of another model than the" in wrong_model
 
 
 def test_hooks_are_found_without_an_import_of_their_own():

@@ -42,6 +42,11 @@ def settled(net, compression=SPARSE):
     return Findings(trace=TRACE, network=net, plan=plan, stage="settled")
 
 
+def test_what_is_compressed_is_called_so():
+    said = explanation(settled(network(bits_per_s=1e8)), None, workers=4)
+    assert said.partition(",")[0] == "2 messages by gtopk-butterfly:0.001"
+
+
 def test_it_pays_on_a_slow_network():
     found = settled(network(bits_per_s=1e8))
     judged = verdict(TRACE, found.plan, found.network, workers=4)

@@ -74,7 +74,8 @@ class DistributedDataParallel(TorchDDP):
     ``wire_dtype``   torch.float16 or torch.bfloat16, while gradients travel.
     ``record_steps`` how many steps are recorded at least, after two for warming up.
     ``trial_steps``  how many steps each candidate is timed for; 0 trusts the prediction.
-    ``replan_when``  plan again when steps have drifted from their prediction by this share.
+    ``replan_when``  plan again when steps take another time than when the plan was chosen, by this
+                     share.
     ``timeline``     note when each bucket was ready and done, for ``timeline()``.
     ``make_group``   makes another process group of the same ranks, where calibration or collectives
                      of ours need one (default: torch.distributed.new_group).

@@ -363,11 +363,10 @@ class Pilot:
         return simulate(trace, plan, network, workers=self._group.size())
 
     def _until_drift(self) -> Iterator[None]:
-        """Ends when the time of steps has drifted from what is predicted.
+        """Ends when steps take another time than when the plan was chosen.
 
-        A prediction knows nothing of loading data and the like, so it is scaled by what steps took
-        over it when the plan was chosen: the same plan is then expected to take the same time.
-        Where that is unknown, the first steps tell.
+        Not than predicted: a prediction knows nothing of loading data and the like. Where it is
+        unknown what they took, the first steps tell.
         """
         if self._options.replan_when is None:
             while True:
