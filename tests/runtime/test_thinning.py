@@ -112,7 +112,7 @@ class TwoRanks:
 
 
 @pytest.mark.parametrize(("bits_per_s", "times"), [(1e11, 1), (1e7, 0)])
-def test_the_log_says_so_once(caplog, bits_per_s, times):
+def test_the_log_says_where_it_does_not_pay(caplog, bits_per_s, times):
     pilot = Pilot(
         Options(),
         module=nn.Linear(1, 1),
