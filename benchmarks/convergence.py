@@ -2,9 +2,10 @@
 
 Four workers, three seeds, dense and gTop-k. Writes OUTPUT.json (every epoch of every training),
 OUTPUT.md (tables) and OUTPUT.svg (curves). About an hour on two cores. A training that OUTPUT.json
-has is not run again, so an interrupted command can be repeated. ``--full`` takes the paper's sizes:
-days on two cores. ``--again`` writes the page anew and trains nothing. ``--losses RUN`` puts the
-curves of the experiment named by ``--only`` into a run's folder, for `gradweave report RUN`.
+has is not run again, so an interrupted command can be repeated. ``--full`` takes whole widths and
+the paper's epochs, on the same data: days on two cores. ``--again`` writes the page anew and trains
+nothing. ``--losses RUN`` puts the curves of the experiment named by ``--only`` into a run's folder,
+for `gradweave report RUN`.
 """
 
 import argparse
@@ -35,11 +36,12 @@ DENSE = "dense"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     title: str
+    full_title: str = ""  # where it is another
     dense: Training
     densities: tuple[float, ...]
     uncorrected: tuple[float, ...] = ()  # these also with the optimizer's momentum, as the paper
     seeds: tuple[int, ...] = SEEDS
-    full: Training  # as large as the papers'
+    full: Training  # of the whole width, with the papers' epochs, on the same data
 
     def trainings(self, seed: int, *, full: bool) -> list[Training]:
         if seed not in self.seeds:
@@ -52,6 +54,19 @@ class Experiment:
                 replace(dense, density=density, corrected_momentum=False)
                 for density in self.uncorrected
             ),
+        ]
+
+    def title_of(self, *, full: bool) -> str:
+        return (self.full_title if full else "") or self.title
+
+    def of(self, everything: "Everything", *, full: bool) -> list[Outcome]:
+        """Those of one size, which alone may be compared."""
+        wanted = self.full if full else self.dense
+        return [
+            one
+            for one in everything.outcomes
+            if replace(one.training, density=None, corrected_momentum=True, seed=wanted.seed)
+            == wanted
         ]
 
 
@@ -125,6 +140,7 @@ EXPERIMENTS = {
     ),
     "vgg16": Experiment(
         title="VGG-16 of a quarter of its width on 10,000 images of CIFAR-10",
+        full_title="VGG-16 on 10,000 images of CIFAR-10",
         dense=VGG16,
         densities=(0.005,),
         full=replace(
@@ -158,14 +174,18 @@ def wanted(names: Iterable[str], seeds: Iterable[int], *, full: bool) -> list[Tr
 
 
 def train(trainings: list[Training], data: Path, raw: Path) -> None:
-    outcomes = list(_known(raw).outcomes)
+    known = _known(raw)
+    outcomes, now = list(known.outcomes), _made_with()
+    # Those that are known were made with something else.
+    made_with = known.made_with if now in known.made_with else f"{known.made_with} {now}".strip()
     done = [outcome.training for outcome in outcomes]
     ahead = [training for training in trainings if training not in done]
 
     def keep(outcome: Outcome) -> None:
         outcomes.append(outcome)
-        everything = Everything(made_with=_made_with(), outcomes=outcomes)
-        raw.write_bytes(msgspec.json.format(msgspec.json.encode(everything), indent=1))
+        everything = Everything(made_with=made_with, outcomes=outcomes)
+        text = msgspec.json.format(msgspec.json.encode(everything), indent=1).decode()
+        files.write_text(raw, text)
         training = outcome.training
         ended = "diverged" if outcome.diverged else f"{outcome.epochs[-1].accuracy:.2%} right"
         print(f"{training.experiment}, {training.label}, seed {training.seed}: {ended}", flush=True)
@@ -180,6 +200,8 @@ def train(trainings: list[Training], data: Path, raw: Path) -> None:
 
 
 def page(everything: Everything, stem: str, *, full: bool) -> str:
+    experiments = [(one, one.of(everything, full=full)) for one in EXPERIMENTS.values()]
+    shown = [outcome for _, found in experiments for outcome in found]
     lines = [
         "# Convergence with gTop-k",
         "",
@@ -191,16 +213,15 @@ def page(everything: Everything, stem: str, *, full: bool) -> str:
         "corrected momentum 0.9 unless said, the paper's densities of warm-up (0.25, 0.0725, "
         "0.015, 0.004; none below the final one), and otherwise the same settings, seeds and "
         "epochs. All ranks of "
-        f"{sum(outcome.same_weights for outcome in everything.outcomes)} of "
-        f"{len(everything.outcomes)} trainings ended with the same bits.",
+        f"{sum(outcome.same_weights for outcome in shown)} of {len(shown)} trainings ended with "
+        "the same bits.",
     ]
-    for name, experiment in EXPERIMENTS.items():
+    for experiment, found in experiments:
         dense = experiment.full if full else experiment.dense
-        found = [one for one in everything.outcomes if one.training.experiment == name]
         if found:
-            lines += ["", f"## {experiment.title}", "", _settings(found, dense), ""]
+            lines += ["", f"## {experiment.title_of(full=full)}", "", _settings(found, dense), ""]
             lines += _table(found)
-    if everything.outcomes:
+    if shown:
         lines += [
             "",
             "## Curves",
@@ -269,14 +290,14 @@ def _difference(numbers: list[float], unit: str = "") -> str:
     return f"{mean(numbers):+.2f}{unit}" if numbers else ""
 
 
-def draw(everything: Everything, output: Path) -> None:
+def draw(everything: Everything, output: Path, *, full: bool) -> None:
     charts = []
-    for name, experiment in EXPERIMENTS.items():
-        found = [one for one in everything.outcomes if one.training.experiment == name]
+    for experiment in EXPERIMENTS.values():
+        found = experiment.of(everything, full=full)
         if found:
             charts.append(
                 alt.hconcat(
-                    _curves(found, "train loss", experiment.title),
+                    _curves(found, "train loss", experiment.title_of(full=full)),
                     _curves(found, "test accuracy, %", ""),
                 ).resolve_scale(color="shared")
             )
@@ -317,13 +338,9 @@ def _curves(found: list[Outcome], measure: str, title: str) -> alt.LayerChart:
     return layers.properties(width=300, height=200, title=title)
 
 
-def write_losses(everything: Everything, name: str, run: Path) -> None:
+def write_losses(found: list[Outcome], run: Path) -> None:
     """Of the first seed."""
-    found = [
-        one
-        for one in everything.outcomes
-        if one.training.experiment == name and one.training.seed == SEEDS[0]
-    ]
+    found = [one for one in found if one.training.seed == SEEDS[0]]
     files.write(run / "losses.json", Losses(series=tuple(one.losses() for one in found)))
 
 
@@ -343,7 +360,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="data sets")
     parser.add_argument("--only", choices=list(EXPERIMENTS), action="append")
     parser.add_argument("--seed", type=int, choices=SEEDS, action="append")
-    parser.add_argument("--full", action="store_true", help="the papers' sizes")
+    parser.add_argument("--full", action="store_true", help="whole widths, the papers' epochs")
     parser.add_argument("--again", action="store_true", help="train nothing")
     parser.add_argument("--losses", type=Path, metavar="RUN", help="with --only: a run's folder")
     options = parser.parse_args()
@@ -355,10 +372,11 @@ def main() -> None:
             raw,
         )
     for name in (options.only or []) if options.losses else []:
-        write_losses(_known(raw), name, options.losses)
-    draw(_known(raw), options.output)
-    options.output.with_suffix(".md").write_text(
-        page(_known(raw), options.output.name, full=options.full)
+        write_losses(EXPERIMENTS[name].of(_known(raw), full=options.full), options.losses)
+    draw(_known(raw), options.output, full=options.full)
+    files.write_text(
+        options.output.with_suffix(".md"),
+        page(_known(raw), options.output.name, full=options.full),
     )
 
 

@@ -17,6 +17,16 @@ MakeTrace = Callable[..., Trace]
 
 
 @pytest.fixture(scope="session")
+def compiled_kernels() -> None:
+    """Ranks load them from numba's cache: to compile takes longer than a rank waits for another."""
+    import torch  # noqa: PLC0415 most tests need none
+
+    from gradweave.sparse.select import compile_kernels  # noqa: PLC0415
+
+    compile_kernels(torch.float32)
+
+
+@pytest.fixture(scope="session")
 def measurements() -> Path:
     """The measurements some presets come from; they stand beside our own checkouts only."""
     folder = SHARED / "data" / "traces"

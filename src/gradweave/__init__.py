@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from gradweave.runtime.ddp import DistributedDataParallel
     from gradweave.runtime.sharded import ShardedDataParallel
     from gradweave.sparse.settings import GTopK, TopK
+    from gradweave.sparse.warmup import Densities
 
 WITH_TORCH = {
     "DistributedDataParallel": "gradweave.runtime.ddp",
     "ShardedDataParallel": "gradweave.runtime.sharded",
+    "Densities": "gradweave.sparse.warmup",
     "GTopK": "gradweave.sparse.settings",
     "TopK": "gradweave.sparse.settings",
     "calibrate": "gradweave.measure.network",
@@ -49,6 +51,7 @@ __all__ = [
     "CollectiveError",
     "Compression",
     "Curve",
+    "Densities",
     "DistributedDataParallel",
     "FormatError",
     "GTopK",

@@ -70,26 +70,19 @@ UPGRADES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
 
 
 def read(path: str | os.PathLike[str], kind: type[Value]) -> Value:
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            f"{path}: not a text file ({error.reason} at byte {error.start})"
-        ) from None
-    return loads(text, kind, origin=str(path))
+    return loads(_text(path), kind, origin=str(path))
+
+
+def holds(path: str | os.PathLike[str], kind: type[Value]) -> bool:
+    """Whether the file names the schema of this kind, in any version."""
+    document = _parsed(_text(path), origin=str(path))
+    schema = document.get("schema") if isinstance(document, dict) else None
+    return str(schema).partition("/")[0] == SCHEMAS[kind].partition("/")[0]
 
 
 def loads(text: str, kind: type[Value], *, origin: str) -> Value:
     """``origin`` is what error messages call the text."""
-    try:
-        document = json.loads(text, object_pairs_hook=_without_duplicates)
-    except json.JSONDecodeError as error:
-        raise FormatError(
-            f"{origin}: not complete JSON ({error.msg} at line {error.lineno} "
-            f"column {error.colno}); is the file truncated?"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{origin}: {error}") from None
+    document = _parsed(text, origin=origin)
     expected = SCHEMAS[kind]
     found = document.pop("schema", None) if isinstance(document, dict) else None
     while isinstance(found, str) and found in UPGRADES:
@@ -139,6 +132,27 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _text(path: str | os.PathLike[str]) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{path}: not a text file ({error.reason} at byte {error.start})"
+        ) from None
+
+
+def _parsed(text: str, *, origin: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"{origin}: not complete JSON ({error.msg} at line {error.lineno} "
+            f"column {error.colno}); is the file truncated?"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{origin}: {error}") from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

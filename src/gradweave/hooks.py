@@ -44,7 +44,12 @@ class SparseState:
         grad_scaler: torch.amp.GradScaler | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        check_compressible(ddp.module)
+        check_compressible(ddp.module, skips_unused=ddp.skip_all_reduce_unused_params)
+        if settings.whole_model:
+            raise RequestError(
+                "torch's wrapper makes its own buckets, and each is selected from by itself; leave "
+                "out whole_model, or use gradweave.DistributedDataParallel"
+            )
         group = group or same_ranks(ddp.process_group)
         self.settings = settings
         # Not the wrapper itself, which has this state: it must die before its process group.

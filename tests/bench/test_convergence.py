@@ -37,6 +37,7 @@ def each_trained(group, folder, trainings):
     return [trained(training, folder, group) for training in trainings]
 
 
+@pytest.mark.usefixtures("compiled_kernels")
 def test_trainings_learn_alike_and_ranks_agree(data, tmp_path):
     """Forty steps on two processes each: seconds, of which the wrapper's first import takes most.
 
@@ -70,9 +71,9 @@ def outcome(density, seed, accuracy):
     epoch = Epoch(step=1, train_loss=1.0, test_loss=2.0, accuracy=accuracy, wall_s=1.0)
     dense = EXPERIMENTS["vgg16"].dense
     return Outcome(
-        training=replace(dense, epochs=1, density=density, seed=seed),
+        training=replace(dense, density=density, seed=seed),
         parameters=9,
-        epochs=[epoch],
+        epochs=[epoch] * dense.epochs,
         same_weights=True,
     )
 
@@ -95,3 +96,12 @@ def test_the_page_compares_seed_by_seed():
     text = page(Everything(made_with="by hand", outcomes=outcomes), "stem", full=False)
     (row,) = (line for line in text.splitlines() if line.startswith("| gTop-k"))
     assert row.startswith("| gTop-k, density 0.005 | 1 | 48.00 % | -2.00 |")
+
+
+def test_the_page_compares_trainings_of_one_size():
+    small, other = outcome(None, 0, 0.5), outcome(None, 1, 0.9)
+    full = replace(EXPERIMENTS["vgg16"].full, epochs=len(other.epochs), seed=1)
+    outcomes = [small, replace(other, training=full)]
+    text = page(Everything(made_with="by hand", outcomes=outcomes), "stem", full=False)
+    assert "| dense | 1 | 50.00 % |" in text
+    assert "1 of 1 trainings" in text

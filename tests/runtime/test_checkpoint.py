@@ -8,6 +8,7 @@ from ranks import on_processes
 from torch import nn
 
 from gradweave import FormatError, RequestError
+from gradweave.compression import Compression
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.sparse import checkpoint
@@ -18,7 +19,12 @@ NAMES = ["2.bias", "2.weight", "0.bias", "0.weight"]
 TWO_BUCKETS = Plan(
     planner="made",
     buckets=tuple(
-        Bucket(tensors=tuple(two), collective="native") for two in (NAMES[:2], NAMES[2:])
+        Bucket(
+            tensors=tuple(two),
+            collective="native",
+            compression=Compression(method="gtopk-butterfly", density=0.1),
+        )
+        for two in (NAMES[:2], NAMES[2:])
     ),
 )
 WARMUP = Densities(warmup=(0.9, 0.3), final=0.1, steps_each=2)
@@ -161,8 +167,10 @@ def complaints(group, folder):
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
     take_step(wrapped, optimizer, 0, group.rank())
     good = wrapped.sparse_state_dict()
-    smaller = DistributedDataParallel(nn.Linear(6, 9), compression=GTopK())
-    with_momentum = DistributedDataParallel(network(), compression=GTopK(momentum=0.9))
+    smaller = DistributedDataParallel(nn.Linear(6, 9), compression=GTopK(density=0.001))
+    with_momentum = DistributedDataParallel(
+        network(), compression=GTopK(density=0.001, momentum=0.9)
+    )
     dense = DistributedDataParallel(network())
     attempts = {
         "another model": lambda: smaller.load_sparse_state_dict(good),
@@ -188,13 +196,41 @@ def test_states_that_do_not_fit(tmp_path):
         "another rank": "the state is that of rank 5 of 2, and this is rank",
         "different steps": "ranks load states of different steps, rank",
         "weights": "the state is none of sparsified training: schema None",
-        "dense": "nothing is sparsified; wrap the model with compression=GTopK()",
+        "dense": "nothing is sparsified; wrap the model with compression=GTopK(…)",
         "empty folder": "has no states; expected those of one number of ranks, such as sparse-0-of",
     }
     for found in on_processes(2, complaints, tmp_path, scratch=tmp_path):
         for name, text in found.items():
             assert expected[name] in text
             assert "\n" not in text
+
+
+def one_is_wrong(group):
+    """Rank 1 alone has a state that does not fit; then training goes on from where it was."""
+    ends = []
+    for fails in (False, True):
+        model = network()
+        wrapped = DistributedDataParallel(model, compression=GTopK(density=0.1, whole_model=True))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        take_step(wrapped, optimizer, 0, group.rank())
+        if fails:
+            good = wrapped.sparse_state_dict()
+            wrong = {**good, "velocities": good["residuals"]}
+            with pytest.raises(RequestError) as caught:
+                wrapped.load_sparse_state_dict(wrong if group.rank() == 1 else good)
+        for step in (1, 2):
+            take_step(wrapped, optimizer, step, group.rank())
+        ends.append([*model.parameters()])
+    return str(caught.value), all(torch.equal(*pair) for pair in zip(*ends, strict=True))
+
+
+def test_what_one_rank_cannot_load_none_does(tmp_path):
+    why = "the state has velocities, and this needs no momentum; set momentum as where the state "
+    (first, as_before), (second, as_before_too) = on_processes(2, one_is_wrong, scratch=tmp_path)
+    assert first.startswith(f"rank 1 cannot load its state: {why}")
+    assert second.startswith(why)
+    assert as_before
+    assert as_before_too
 
 
 def state(rank, ranks, step=3):

@@ -101,19 +101,24 @@ def test_code_that_yields_gradients_in_another_order(tmp_path):
         assert sum(sizes) == 492
 
 
-def compiled_late(group):
+def compiled_late(group, where):
     """When planning has begun."""
     found = warnings_of_ours()
     wrapped = DistributedDataParallel(model(), **QUICK)
     trained(wrapped, group.rank(), steps=3)
     before = wrapped.findings().stage
     wrapped.module.load_state_dict(network().state_dict())
-    call = torch.compile(wrapped, backend="eager")
+    if where == "around":
+        call = torch.compile(wrapped, backend="eager")
+    else:
+        call = wrapped
+        wrapped.module.compile(backend="eager")
     same = same_gradients(call, group.rank())
     hooks = sum(len(part._forward_pre_hooks) for part in wrapped.module.modules())
     return before, same, found, wrapped.findings().stage, hooks
 
 
-def test_planning_ends_where_compiled_code_begins(tmp_path):
+@pytest.mark.parametrize("where", ["around", "in place"])
+def test_planning_ends_where_compiled_code_begins(tmp_path, where):
     expected = ("recording", True, [f"keeping torch's own buckets: {WHY}"], "settled", 0)
-    assert on_two(compiled_late, scratch=tmp_path) == [expected] * 2
+    assert on_two(compiled_late, where, scratch=tmp_path) == [expected] * 2

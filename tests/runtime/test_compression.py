@@ -11,6 +11,7 @@ from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.sparse.settings import GTopK, TopK
 
 NUMEL = 40
+WHOLE = GTopK(density=0.1, whole_model=True)
 
 
 def linear(dtype=torch.float32):
@@ -63,7 +64,7 @@ def scaled(group, value):
         )
         wrapped = DistributedDataParallel(
             model,
-            compression=GTopK(density=0.1, momentum=0.5, whole_model=True),
+            compression=GTopK(density=0.1, momentum=0.5, clip_norm=20.0, whole_model=True),
             grad_scaler=scaler,
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -204,27 +205,38 @@ def test_other_widths_keep_torchs_buckets(tmp_path):
 
 
 def uneven(group):
-    """Rank 1 has two batches more; rank 0's residuals go on travelling meanwhile."""
-    model = linear()
-    wrapped = DistributedDataParallel(model, compression=GTopK(density=0.1, whole_model=True))
-    produced, applied = torch.zeros(NUMEL), torch.zeros(NUMEL)
+    """Rank 1 has two batches more; rank 0's residuals go on travelling meanwhile.
+
+    torch itself would send the two layers in two buckets, from the second step on.
+    """
+    model = nn.ModuleList([linear(), linear()])
+    model.forward = lambda inputs: model[0](inputs) + model[1](2 * inputs)
+    wrapped = DistributedDataParallel(
+        model, compression=GTopK(density=0.1, whole_model=True), bucket_cap_mb=NUMEL * 4 / 2**20
+    )
+    produced, applied, kept = torch.zeros(2 * NUMEL), torch.zeros(2 * NUMEL), []
     with wrapped.join():
         for step in range(3 + 2 * group.rank()):
             model.zero_grad()
             inputs = whole_numbers(step, group.rank())
             wrapped(inputs).sum().backward()
-            produced += inputs[0]
-            applied += model.weight.grad[0] * 2
+            produced += torch.cat([inputs[0], 2 * inputs[0]])
+            gradient = torch.cat([layer.weight.grad[0] for layer in model])
+            applied += gradient * 2
+            kept.append(int(gradient[:NUMEL].count_nonzero()))
     state = wrapped.sparse_state_dict()
-    return applied.tolist(), produced.tolist(), residual(wrapped).tolist(), state["step"]
+    left = torch.cat([state["residuals"]["values"][f"{i}.weight"] for i in range(2)])
+    return applied.tolist(), produced.tolist(), left.tolist(), kept[1:], state["step"]
 
 
 def test_uneven_data(tmp_path):
+    """A bucket of its own would always send the same share of a layer."""
     results = on_processes(2, uneven, scratch=tmp_path)
     applied = torch.tensor(results[1][0])
     produced, left = (sum(torch.tensor(one[place]) for one in results) for place in (1, 2))
     assert torch.equal(applied + left, produced)
     assert [step for *_, step in results] == [5, 5]
+    assert set(results[1][3]) != {round(0.1 * NUMEL)}
 
 
 def mistakes(group):
@@ -235,27 +247,34 @@ def mistakes(group):
 
     found = []
     with pytest.raises(RequestError) as caught:
-        DistributedDataParallel(Tabled(), compression=GTopK())
+        DistributedDataParallel(Tabled(), compression=GTopK(density=0.001))
     found.append(str(caught.value))
     stock = TorchDDP(Tabled())
     with pytest.raises(RequestError) as caught:
-        hooks.SparseState(stock, GTopK())
+        hooks.SparseState(stock, GTopK(density=0.001))
     found.append(str(caught.value))
-    wrapped = DistributedDataParallel(linear(), compression=GTopK())
+    wrapped = DistributedDataParallel(linear(), compression=GTopK(density=0.001))
     with pytest.raises(RequestError) as caught:
         wrapped.register_comm_hook(None, hooks.gtopk)
     found.append(str(caught.value))
+    skipping = TorchDDP(linear(), skip_all_reduce_unused_params=True, find_unused_parameters=True)
+    for ddp, settings in ((skipping, GTopK(density=0.1)), (TorchDDP(linear()), WHOLE)):
+        with pytest.raises(RequestError) as caught:
+            hooks.SparseState(ddp, settings)
+        found.append(str(caught.value))
     return found
 
 
 def test_what_cannot_be_sparsified(tmp_path):
-    for one, other, second in on_processes(2, mistakes, scratch=tmp_path):
+    for one, other, second, skipping, whole in on_processes(2, mistakes, scratch=tmp_path):
         assert one == other
         assert one == (
             "'table' has sparse gradients, which travel by themselves; use sparse=False there, or "
             "leave out compression"
         )
         assert second.startswith("there is one hook per wrapper, and collective, compression")
+        assert skipping.startswith("residuals travel in every step, also those of unused")
+        assert whole.startswith("torch's wrapper makes its own buckets, and each is selected from")
 
 
 @pytest.mark.parametrize(
@@ -273,4 +292,4 @@ def test_what_cannot_be_sparsified(tmp_path):
 )
 def test_settings_that_mean_nothing(settings, complaint):
     with pytest.raises(RequestError, match=complaint):
-        GTopK(**settings)
+        GTopK(**{"density": 0.1, **settings})

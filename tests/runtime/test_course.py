@@ -20,7 +20,11 @@ def settled(group, options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"collective": "ring"}, {"collective": "parameter-server"}, {"compression": GTopK()}],
+    [
+        {"collective": "ring"},
+        {"collective": "parameter-server"},
+        {"compression": GTopK(density=0.001)},
+    ],
 )
 def test_a_whole_course_with_messages_of_ours(tmp_path, options):
     """Calibration and messages each have a group of their own."""

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradweave
 from gradweave import CollectiveError, RequestError, hooks
+from gradweave.compression import Compression
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.buckets import bucket_caps_mb
 from gradweave.runtime.ddp import DistributedDataParallel
@@ -21,7 +22,14 @@ WARMUP = Densities(warmup=(0.9, 0.3), final=0.1, steps_each=2)
 NAMES = ["2.bias", "2.weight", "0.bias", "0.weight"]
 TWO_BUCKETS = Plan(
     planner="made",
-    buckets=tuple(Bucket(tensors=tuple(n), collective="native") for n in (NAMES[:1], NAMES[1:])),
+    buckets=tuple(
+        Bucket(
+            tensors=tuple(n),
+            collective="native",
+            compression=Compression(method="gtopk-butterfly", density=0.1),
+        )
+        for n in (NAMES[:1], NAMES[1:])
+    ),
 )
 
 
@@ -173,8 +181,8 @@ def test_a_state_ends_with_its_wrapper(tmp_path):
 
 def misused(group):
     found = []
-    ddp, _, optimizer = stock(TopK(), hooks.gtopk)
-    other, state, _ = stock(GTopK())
+    ddp, _, optimizer = stock(TopK(density=0.001), hooks.gtopk)
+    other, state, _ = stock(GTopK(density=0.001))
     foreign = TorchDDP(network())
     foreign.register_comm_hook(state, hooks.gtopk)
     with pytest.raises(RequestError) as caught:
@@ -191,7 +199,7 @@ def misused(group):
 def test_misuse(tmp_path):
     for wrong_hook, wrong_model in on_processes(2, misused, scratch=tmp_path):
         assert wrong_hook == "this hook wants a state with GTopK(…), got TopK"
-        assert "a gradient of another model than the one this was made for" in wrong_model
+        assert "bucket 1 by gtopk-butterfly: a gradient of another model than the" in wrong_model
 
 
 def test_hooks_are_found_without_an_import_of_their_own():

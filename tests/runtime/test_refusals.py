@@ -1,16 +1,23 @@
 """What cannot be planned stays with torch's buckets; what means nothing is refused in a line."""
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from small_training import batch, network, on_two, plan_of, trained
 from torch import nn
 
 from gradweave import FormatError, PlanMismatch, RequestError, files
+from gradweave.compression import Compression
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave.runtime.given import given_plan
 from gradweave.sparse.settings import GTopK
+
+SPARSE = Compression(method="gtopk", density=0.1)
+TRACE = Path(__file__).parents[1] / "golden" / "trace-1.json"
 
 
 def falls_back(group, kind):
@@ -121,12 +128,31 @@ def test_plans_of_another_model(tmp_path):
         (tmp_path / "rendezvous").unlink()
 
 
+@pytest.mark.parametrize(
+    ("thinned", "compression", "complaint"),
+    [
+        (SPARSE, None, "sends bucket 2 by gtopk:0.1, and the model is wrapped without compression"),
+        (
+            None,
+            GTopK(density=0.1),
+            "sends bucket 1 uncompressed, and the model is wrapped with com",
+        ),
+    ],
+)
+def test_plans_of_other_compression(thinned, compression, complaint):
+    first, second = plan_of(2, 3).buckets
+    plan = Plan(planner="made", buckets=(first, replace(second, compression=thinned)))
+    with pytest.raises(RequestError, match=complaint):
+        given_plan(plan, workers=2, device=torch.device("cpu"), compression=compression)
+
+
 def test_plan_files_that_are_not(tmp_path):
     truncated = tmp_path / "plan.json"
     truncated.write_text(files.dumps(plan_of(2, 3))[:-30])
     for plan, expected in (
         (truncated, "not complete JSON"),
         (tmp_path / "none.json", "there is no file"),
+        (TRACE, "schema: expected 'gradweave.plan/2', found 'gradweave.trace/1'"),
     ):
         for found in on_two(reading_complaint, str(plan), scratch=tmp_path):
             assert expected in found
@@ -141,6 +167,16 @@ def reading_complaint(group, plan):
 
 def test_compression_goes_its_own_way():
     with pytest.raises(RequestError, match="compression sends values and indices its own way"):
-        DistributedDataParallel(network(), compression=GTopK(), wire_dtype=torch.float16)
+        DistributedDataParallel(
+            network(), compression=GTopK(density=0.001), wire_dtype=torch.float16
+        )
+    with pytest.raises(RequestError, match="residuals travel in every step, also those of unused"):
+        DistributedDataParallel(
+            network(), compression=GTopK(density=0.1), skip_all_reduce_unused_params=True
+        )
+    with pytest.raises(RequestError, match="whole_model sends one message, and the plan has other"):
+        DistributedDataParallel(
+            network(), compression=GTopK(density=0.1, whole_model=True), plan=plan_of(2, 3)
+        )
     with pytest.raises(RequestError, match="density"):
         GTopK(density=0.0)

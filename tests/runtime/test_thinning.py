@@ -17,6 +17,7 @@ from gradweave.runtime.pilot import Pilot
 from gradweave.runtime.thinning import planned_compression, verdict, with_selection_cost
 from gradweave.sparse.exchange import EXCHANGES
 from gradweave.sparse.settings import GTopK, TopK
+from gradweave.sparse.timing import selection_s_per_element
 
 TRACE = Trace(
     name="two",
@@ -39,6 +40,11 @@ def network(*, bits_per_s, selection_s=1e-9):
 def settled(net, compression=SPARSE):
     plan = make_plan(TRACE, net, workers=4, compression=compression)
     return Findings(trace=TRACE, network=net, plan=plan, stage="settled")
+
+
+def test_what_is_compressed_is_called_so():
+    said = explanation(settled(network(bits_per_s=1e8)), None, workers=4)
+    assert said.partition(",")[0] == "2 messages by gtopk-butterfly:0.001"
 
 
 def test_it_pays_on_a_slow_network():
@@ -79,7 +85,7 @@ def test_every_exchange_has_a_price():
 
 def agreed(group):
     parameters = {"w": nn.Parameter(torch.zeros(1000 * (1 + group.rank())))}
-    net = with_selection_cost(network(bits_per_s=1e9), GTopK(), parameters, group)
+    net = with_selection_cost(network(bits_per_s=1e9), GTopK(density=0.001), parameters, group)
     return net.selection_s_per_element
 
 
@@ -87,6 +93,12 @@ def test_ranks_agree_on_what_selecting_costs():
     first, second = on_threads(2, agreed)
     assert first == second
     assert 0 < first < 1e-2
+
+
+def test_timing_draws_no_number_of_the_trainings():
+    before = torch.get_rng_state()
+    selection_s_per_element(10, like=torch.zeros(1), density=0.1, method="torch-topk")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 class TwoRanks:
@@ -100,7 +112,7 @@ class TwoRanks:
 
 
 @pytest.mark.parametrize(("bits_per_s", "times"), [(1e11, 1), (1e7, 0)])
-def test_the_log_says_so_once(caplog, bits_per_s, times):
+def test_the_log_says_where_it_does_not_pay(caplog, bits_per_s, times):
     pilot = Pilot(
         Options(),
         module=nn.Linear(1, 1),

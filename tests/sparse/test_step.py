@@ -214,7 +214,7 @@ def scaled(group):
     """Powers of two leave no trace, whenever the loss scale changes."""
     ends = []
     for scales in ([1.0] * 4, [2.0**16, 2.0**15, 2.0**15, 2.0**17]):
-        sparse = sparsifier(group, momentum=MomentumCorrection(PARAMETERS))
+        sparse = sparsifier(group, momentum=MomentumCorrection(PARAMETERS), clip_norm=20.0)
         total = torch.zeros(NUMEL["a"])
         for step, scale in enumerate(scales):
             sparse.follow_scale(scale)

@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from gradweave.errors import RequestError
+from gradweave.sparse.settings import GTopK, TopK
 from gradweave.sparse.warmup import Densities, MomentumCorrection, clip_local_norm
 
 
 def test_the_papers_densities_epoch_by_epoch():
-    densities = Densities()
+    densities = Densities(steps_each=1)
     assert [densities.at(epoch) for epoch in range(6)] == [
         0.25,
         0.0725,
@@ -34,9 +35,17 @@ def test_densities_that_mean_nothing(wrong):
         Densities(steps_each=0)
 
 
+@pytest.mark.parametrize("make", [Densities, GTopK, TopK])
+def test_a_warmup_needs_to_know_what_an_epoch_is(make):
+    with pytest.raises(RequestError, match="how many steps an epoch has: density=Densities"):
+        make()
+
+
 def test_learning_rates_rise_with_the_warmup():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, Densities().learning_rate_factor)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, Densities(steps_each=1).learning_rate_factor
+    )
     rates = []
     for _ in range(6):
         rates += schedule.get_last_lr()

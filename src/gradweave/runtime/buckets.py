@@ -32,8 +32,13 @@ def modules_with_sparse_gradients(module: nn.Module) -> Iterator[str]:
             yield name or type(part).__name__
 
 
-def check_compressible(module: nn.Module) -> None:
+def check_compressible(module: nn.Module, *, skips_unused: bool) -> None:
     """Before anything is built: a gradient that is sparse already cannot be selected from."""
+    if skips_unused:
+        raise RequestError(
+            "residuals travel in every step, also those of unused parameters; leave out "
+            "skip_all_reduce_unused_params, or leave out compression"
+        )
     for name in modules_with_sparse_gradients(module):
         raise RequestError(
             f"{name!r} has sparse gradients, which travel by themselves; use sparse=False there, "

@@ -38,6 +38,7 @@ from gradweave.runtime.options import (
     COMPILED,
     Options,
     check_caps,
+    check_whole_model,
     is_compiled,
     why_unplannable,
 )
@@ -73,7 +74,8 @@ class DistributedDataParallel(TorchDDP):
     ``wire_dtype``   torch.float16 or torch.bfloat16, while gradients travel.
     ``record_steps`` how many steps are recorded at least, after two for warming up.
     ``trial_steps``  how many steps each candidate is timed for; 0 trusts the prediction.
-    ``replan_when``  plan again when steps have drifted from their prediction by this share.
+    ``replan_when``  plan again when steps take another time than when the plan was chosen, by this
+                     share.
     ``timeline``     note when each bucket was ready and done, for ``timeline()``.
     ``make_group``   makes another process group of the same ranks, where calibration or collectives
                      of ours need one (default: torch.distributed.new_group).
@@ -111,7 +113,9 @@ class DistributedDataParallel(TorchDDP):
         torch_options |= _named(torch_arguments)
         check_caps(torch_options)
         if compression is not None:
-            check_compressible(module)
+            skips = torch_options.get("skip_all_reduce_unused_params", False)
+            check_compressible(module, skips_unused=skips)
+            check_whole_model(compression, plan)
         super().__init__(module, **torch_options)
         self._options, self._make_group = options, make_group
         self._torch_cap_mb: float | None = torch_options.get("bucket_cap_mb")
@@ -135,7 +139,12 @@ class DistributedDataParallel(TorchDDP):
         self._pilot: Pilot | None = None
         why = why_unplannable(module, self._planned, torch_options, self.process_group.size())
         if why is None:
-            given = given_plan(plan, workers=self.process_group.size(), device=self.device)
+            given = given_plan(
+                plan,
+                workers=self.process_group.size(),
+                device=self.device,
+                compression=compression,
+            )
             check_passes(given)
             self._pilot = self._new_pilot(given)
             weakref.finalize(self, self._pilot.close).atexit = False
@@ -195,7 +204,7 @@ class DistributedDataParallel(TorchDDP):
 
     def _sparsified(self) -> SparseTraining:
         if self._sparse is None:
-            raise RequestError("nothing is sparsified; wrap the model with compression=GTopK()")
+            raise RequestError("nothing is sparsified; wrap the model with compression=GTopK(…)")
         return self._sparse
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -210,9 +219,8 @@ class DistributedDataParallel(TorchDDP):
         """Whether gradients of this pass are synchronised."""
         if self._sender is not None and self._sender.failure is not None:
             raise self._sender.failure
-        self._is_compiled |= is_compiling or (self._step == 0 and is_compiled(self.module))
-        if self._is_compiled and self._pilot is not None:
-            self._pilot.stop(COMPILED)
+        if is_compiling:
+            self._stop_for_compiled()
         is_synced: bool = torch.is_grad_enabled() and self.require_backward_grad_sync
         if self._backward.has_begun and (is_synced or self._may_change_before_no_sync()):
             self._backward.has_begun = False
@@ -276,10 +284,17 @@ class DistributedDataParallel(TorchDDP):
     def _begin_step(self, inputs: tuple[Any, ...]) -> None:
         self._step += 1
         if self._pilot is not None:
+            if self._pilot.may_change and is_compiled(self.module):
+                self._stop_for_compiled()
             self._pilot.step(batch_size(inputs))
         if self._sender is not None:
             self._sender.step = self._step
         self._check_buckets()
+
+    def _stop_for_compiled(self) -> None:
+        self._is_compiled = True
+        if self._pilot is not None:
+            self._pilot.stop(COMPILED)
 
     def _begin_pass(self) -> None:
         """Of the step's passes, the one whose gradients travel."""
@@ -299,7 +314,7 @@ class DistributedDataParallel(TorchDDP):
         try:
             check_buckets(self, planned)
         except PlanMismatch as difference:
-            if not self._is_compiled:
+            if not (self._is_compiled or is_compiled(self.module)):
                 raise
             logger.warning("compiled code yields gradients in its own order: %s", difference)
 

@@ -13,12 +13,12 @@ def explanation(found: Findings | None, why_unplanned: str | None, *, workers: i
         return f"No plan yet: {found.stage}."
     if found.note is not None:
         return f"torch's own buckets stay: {found.note}."
-    if found.plan is None:
+    plan, trace, network = found.plan, found.trace, found.network
+    if plan is None:
         return "The whole model travels as one sparse message."
-    if found.trace is None or found.network is None or not found.trials:
-        how = "as given" if found.is_given else f"planned by {found.plan.planner}"
-        return "\n".join([f"{_buckets(found.plan)}, {how}.", *_worth(found, workers)])
-    trace = found.trace
+    if trace is None or network is None or not found.trials:
+        how = "as given" if found.is_given else f"planned by {plan.planner}"
+        return "\n".join([f"{_buckets(plan)}, {how}.", *_worth(found, workers)])
     measured = (
         f"Measured: {len(trace.tensors)} gradients, {trace.nbytes.sum() / 1e6:.1f} MB; "
         f"forward {trace.forward_s * 1e3:.1f} ms, backward {trace.backward_s * 1e3:.1f} ms; "
@@ -26,29 +26,28 @@ def explanation(found: Findings | None, why_unplanned: str | None, *, workers: i
     )
     lines = [measured]
     for trial in found.trials:
-        plan = trial.candidate.plan
-        name = "torch's own" if trial.candidate.is_torchs else plan.planner
-        is_chosen = plan == found.plan
+        tried = trial.candidate.plan
+        name = "torch's own" if trial.candidate.is_torchs else tried.planner
         times = " and ".join(f"{taken_s * 1e3:.1f}" for taken_s in trial.rounds_s)
         lines.append(
-            f"Tried: {name}, {_buckets(plan)}: predicted "
+            f"Tried: {name}, {_buckets(tried)}: predicted "
             f"{trial.candidate.predicted_s * 1e3:.1f} ms an iteration, a step took "
-            f"{times} ms{' (chosen)' if is_chosen else ''}."
+            f"{times} ms{' (chosen)' if tried == plan else ''}."
         )
-    lines.append(f"Chosen: {_buckets(found.plan)}, planned by {found.plan.planner}.")
-    lines += _gain(found)
-    before = found.trials[-1].candidate.plan if found.trials else None
-    if before is not None:
-        exposed_s = [
-            simulate(found.trace, plan, found.network, workers=workers).exposed_s
-            for plan in (before, found.plan)
-        ]
-        lines.append(
-            f"Communication that nothing hides, predicted: {exposed_s[0] * 1e3:.1f} ms with "
-            f"torch's own buckets, {exposed_s[1] * 1e3:.1f} ms now."
-        )
-    lines += _worth(found, workers)
-    return "\n".join(lines)
+    torchs = next(trial for trial in found.trials if trial.candidate.is_torchs)
+    chosen = next(trial for trial in found.trials if trial.candidate.plan == plan)
+    before_s, now_s = (
+        simulate(trace, one, network, workers=workers).exposed_s
+        for one in (torchs.candidate.plan, plan)
+    )
+    lines.append(f"Chosen: {_buckets(plan)}, planned by {plan.planner}.")
+    ratio = torchs.step_s / chosen.step_s
+    lines.append(f"A step is {ratio:.2f}x as fast as with torch's own buckets.")
+    lines.append(
+        f"Communication that nothing hides, predicted: {before_s * 1e3:.1f} ms with torch's own "
+        f"buckets, {now_s * 1e3:.1f} ms now."
+    )
+    return "\n".join([*lines, *_worth(found, workers)])
 
 
 def _worth(found: Findings, workers: int) -> list[str]:
@@ -58,16 +57,7 @@ def _worth(found: Findings, workers: int) -> list[str]:
     return [] if judged is None else [str(judged)]
 
 
-def _gain(found: Findings) -> list[str]:
-    by_plan = {trial.candidate.plan: trial.step_s for trial in found.trials}
-    torchs = [trial.step_s for trial in found.trials if trial.candidate.is_torchs]
-    if not torchs or found.plan not in by_plan:
-        return []
-    ratio = torchs[0] / by_plan[found.plan]
-    return [f"A step is {ratio:.2f}x as fast as with torch's own buckets."]
-
-
 def _buckets(plan: Plan) -> str:
-    ways = sorted({bucket.collective for bucket in plan.buckets})
+    ways = sorted({str(bucket.compression or bucket.collective) for bucket in plan.buckets})
     count = len(plan.buckets)
     return f"{count} message{'s' if count > 1 else ''} by {', '.join(ways)}"

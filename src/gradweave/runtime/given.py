@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from gradweave import files
 from gradweave.comm.agree import group_device, ranks_that_differ
-from gradweave.errors import FormatError, PlanMismatch, RequestError
+from gradweave.errors import PlanMismatch, RequestError
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
 from gradweave.runtime.options import check_plan
+from gradweave.sparse.settings import Sparse
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +23,18 @@ PlanSource = Plan | Recipe | str | os.PathLike[str]
 
 
 def given_plan(
-    plan: PlanSource | None, *, workers: int, device: torch.device
+    plan: PlanSource | None,
+    *,
+    workers: int,
+    device: torch.device,
+    compression: Sparse | None = None,
 ) -> Plan | Recipe | None:
     """None where there is none, or where it was made for something else."""
     if plan is None:
         return None
     if isinstance(plan, str | os.PathLike):
         plan = _read(plan)
-    check_plan(plan.plan if isinstance(plan, Recipe) else plan)
+    check_plan(plan.plan if isinstance(plan, Recipe) else plan, compression=compression)
     if not isinstance(plan, Recipe):
         return plan
     why = plan.why_not(workers=workers, device=device_name(device))
@@ -72,12 +77,9 @@ def require_fit(plan: Plan, parameters: Collection[str], group: dist.ProcessGrou
 def _read(path: str | os.PathLike[str]) -> Plan | Recipe:
     if not Path(path).is_file():
         raise RequestError(f"plan: there is no file {path}")
-    try:
+    if files.holds(path, Recipe):
         return files.read(path, Recipe)
-    except FormatError as error:
-        if "schema: expected" not in str(error):
-            raise
-        return files.read(path, Plan)
+    return files.read(path, Plan)
 
 
 def device_name(device: torch.device) -> str:

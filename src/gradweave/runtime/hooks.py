@@ -37,6 +37,12 @@ class BucketSender:
         self.failure: CollectiveError | None = None
         self._collectives = collectives
 
+    def way_of(self, bucket: int) -> str:
+        """For people."""
+        if self.sparse is not None:
+            return self.sparse.sparse.settings.exchange
+        return self.collective_of(bucket)
+
     def collective_of(self, bucket: int) -> str:
         """As planned; torch's first buckets, before it knows the order, may be more than these."""
         return self._collectives[bucket] if bucket < len(self._collectives) else "native"
@@ -52,7 +58,7 @@ class BucketSender:
     def failed(self, bucket: int, error: Exception) -> CollectiveError:
         self.failure = CollectiveError(
             f"rank {self.group.rank()}, step {self.step}, bucket {bucket + 1} by "
-            f"{self.collective_of(bucket)}: {error}"
+            f"{self.way_of(bucket)}: {error}"
         )
         logger.error("%s", self.failure)
         return self.failure

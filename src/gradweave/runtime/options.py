@@ -1,6 +1,6 @@
 """What a user may ask of the runtime, checked before anything is built."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,17 +43,12 @@ class Options(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         find_planner(self.planner)
-        if parse_spec(self.planner).name in WITHOUT_OVERLAP:
-            raise RequestError(
-                f"planner {self.planner!r} sends nothing before backward has ended, which torch's "
-                "wrapper cannot do"
-            )
+        _check_overlap(self.planner, overlap=parse_spec(self.planner).name not in WITHOUT_OVERLAP)
         for name in ("record_steps", "trial_steps"):
             if not isinstance(getattr(self, name), int):
                 raise RequestError(f"{name} must be a whole number, got {getattr(self, name)!r}")
-        known = [AUTO, "native", *collectives.names("all-reduce")]
-        if self.collective != AUTO and parse_spec(self.collective).name not in known:
-            raise RequestError(f"no collective {self.collective!r}; there are {', '.join(known)}")
+        if self.collective != AUTO:
+            _check_collective(self.collective, [AUTO])
         if self.wire_dtype is not None and self.wire_dtype not in WIRE_DTYPES:
             raise RequestError(
                 f"wire_dtype must be torch.float16 or torch.bfloat16, got {self.wire_dtype}"
@@ -81,22 +76,41 @@ def check_caps(torch_options: Mapping[str, Any]) -> None:
             raise RequestError(f"bucket caps must be positive numbers of MiB, got {cap}")
 
 
-def check_plan(plan: object) -> None:
-    """That it is a plan, and one that torch's wrapper can carry out."""
+def check_whole_model(compression: Sparse, plan: object) -> None:
+    if compression.whole_model and plan is not None:
+        raise RequestError(
+            "whole_model sends one message, and the plan has others; leave out one of them"
+        )
+
+
+def check_plan(plan: object, *, compression: Sparse | None) -> None:
+    """That it is a plan, and one that a wrapper with these settings can carry out."""
     if not isinstance(plan, Plan):
         raise RequestError(f"plan must be a Plan, a Recipe or a file, got {type(plan).__name__}")
-    if not plan.overlap:
-        raise RequestError(
-            f"the plan of {plan.planner!r} sends nothing before backward has ended, which torch's "
-            "wrapper cannot do"
-        )
-    known = ["native", *collectives.names("all-reduce")]
-    for bucket in plan.buckets:
-        if parse_spec(bucket.collective).name not in known:
+    _check_overlap(plan.planner, overlap=plan.overlap)
+    for number, bucket in enumerate(plan.buckets, 1):
+        _check_collective(bucket.collective)
+        if (bucket.compression is None) != (compression is None):
+            found = f"by {bucket.compression}" if bucket.compression else "uncompressed"
+            needs = "without" if compression is None else "with"
             raise RequestError(
-                f"the plan has no collective we know: {bucket.collective!r}; there are "
-                f"{', '.join(known)}"
+                f"the plan sends bucket {number} {found}, and the model is wrapped {needs} "
+                "compression; plan for what is wrapped"
             )
+
+
+def _check_overlap(planner: str, *, overlap: bool) -> None:
+    if not overlap:
+        raise RequestError(
+            f"planner {planner!r} sends nothing before backward has ended, which torch's wrapper "
+            "cannot do"
+        )
+
+
+def _check_collective(name: str, others: Sequence[str] = ()) -> None:
+    known = [*others, "native", *collectives.names("all-reduce")]
+    if parse_spec(name).name not in known:
+        raise RequestError(f"no collective {name!r}; there are {', '.join(known)}")
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import register_multi_grad_hook
 from torch.autograd.variable import Variable
 
 logger = logging.getLogger(__name__)
@@ -23,11 +24,11 @@ class Backward:
 
         With ``where`` a pass that fails is logged with it: which rank and step this is.
         """
-        found = next((tensor for tensor in tensors_in(output) if tensor.requires_grad), None)
-        if found is None:
-            self.has_begun = True
+        watched = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        if watched:  # a loss may use any of them
+            register_multi_grad_hook(watched, partial(self._begin, where), mode="any")
         else:
-            found.register_hook(partial(self._begin, where))  # type: ignore[no-untyped-call]
+            self.has_begun = True
 
     def _begin(self, where: str | None, gradient: torch.Tensor) -> None:
         del gradient

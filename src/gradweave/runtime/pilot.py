@@ -112,10 +112,16 @@ class Pilot:
     def is_settled(self) -> bool:
         return self.found.stage == "settled"
 
+    @property
+    def may_change(self) -> bool:
+        """Whether there may be other buckets than now."""
+        is_open = not self.is_settled or self._options.replan_when is not None
+        return self._course is not None and is_open
+
     def stop(self, why: str) -> None:
         """Keep what there is; from now on nothing is measured and nothing changes."""
-        if self.found.stage == "not begun" and self._given_plan is not None:
-            self.step(self._batch_size)  # a given plan needs no planning
+        if self.found.stage == "not begun" and (self._given_plan is not None or self._is_whole()):
+            self.step(self._batch_size)  # neither needs planning
         if self._course is not None and self.is_settled and self._options.replan_when is not None:
             logger.warning("no more planning again: %s", why)
         self.close()
@@ -129,8 +135,7 @@ class Pilot:
         logger.warning("keeping torch's own buckets: %s", why)
 
     def _whole_course(self) -> Generator[None]:
-        compression = self._options.compression
-        if compression is not None and compression.whole_model:
+        if self._is_whole():
             self._adopt("one bucket")
             self.found.stage = "settled"
             return
@@ -140,6 +145,11 @@ class Pilot:
             yield from self._until_drift()
         while (yield from self._planned()):
             yield from self._until_drift()
+
+    def _is_whole(self) -> bool:
+        """Whether there is one bucket because everything is selected from at once."""
+        compression = self._options.compression
+        return compression is not None and compression.whole_model
 
     def _given(self, given: Plan | Recipe) -> Iterator[None]:
         plan = given if isinstance(given, Plan) else given.plan
@@ -351,11 +361,10 @@ class Pilot:
         return simulate(trace, plan, network, workers=self._group.size())
 
     def _until_drift(self) -> Iterator[None]:
-        """Ends when the time of steps has drifted from what is predicted.
+        """Ends when steps take another time than when the plan was chosen.
 
-        A prediction knows nothing of loading data and the like, so it is scaled by what steps took
-        over it when the plan was chosen: the same plan is then expected to take the same time.
-        Where that is unknown, the first steps tell.
+        Not than predicted: a prediction knows nothing of loading data and the like. Where it is
+        unknown what they took, the first steps tell.
         """
         if self._options.replan_when is None:
             while True:

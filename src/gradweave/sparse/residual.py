@@ -44,7 +44,7 @@ class Carried:
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         self._flats: dict[str, Flat] = {}  # by parameter
         self._open: list[Flat] = []
-        self._scale = 1.0
+        self.scale = 1.0  # of the loss, and so of the gradients
 
     def begin(self, names: Sequence[str]) -> Flat:
         """Open a bucket of these parameters, in this order, for the present step."""
@@ -92,10 +92,10 @@ class Carried:
         self._require_settled()
         if not 0 < scale < float("inf"):
             raise RequestError(f"a loss scale must be positive and finite, got {scale}")
-        if scale != self._scale:
+        if scale != self.scale:
             for flat in {id(flat): flat for flat in self._flats.values()}.values():
-                flat.kept.mul_(scale / self._scale)
-            self._scale = scale
+                flat.kept.mul_(scale / self.scale)
+            self.scale = scale
 
     def value(self, name: str, *, pending: bool = False) -> torch.Tensor:
         """A view of what is kept for one parameter, or zeros.
@@ -119,21 +119,25 @@ class Carried:
         if taken is None:
             self._require_settled()
         values = {name: self.value(name, pending=bool(taken)).clone() for name in self._flats}
-        return {"scale": self._scale, "values": values}
+        return {"scale": self.scale, "values": values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Parameters that the state does not have start from zero."""
         self._require_settled()
+        self.check(state)
+        self.scale = float(state["scale"])
+        self._flats.clear()
+        for name, value in state["values"].items():
+            self._lay_out((name,)).kept.copy_(value)
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """That it is one of these parameters."""
         for name, value in state["values"].items():
             if self._sizes.get(name) != value.numel():
                 raise RequestError(
                     f"the state has {value.numel()} elements for {name!r}, the model has "
                     f"{self._sizes.get(name, 'no such parameter')}; it is another model's"
                 )
-        self._scale = float(state["scale"])
-        self._flats.clear()
-        for name, value in state["values"].items():
-            self._lay_out((name,)).kept.copy_(value)
 
     def _lay_out(self, names: tuple[str, ...]) -> Flat:
         """A bucket of its own for these, filled with what has been kept for them."""

@@ -12,11 +12,12 @@ from gradweave.sparse.warmup import Densities, check_momentum
 class Sparse:
     """Only the largest gradients travel; the rest waits in residuals.
 
-    ``density``     the share that travels: a number, or ``Densities`` by training step.
+    ``density``     the share that travels: a number, or ``Densities`` by training step, which warm
+                    up as the paper does where they are told how many steps an epoch has.
     ``exchange``    how, by a name of ``gradweave.sparse.exchange.EXCHANGES``.
     ``selection``   how the largest are found (default: exactly).
     ``momentum``    corrected momentum before selection; the optimizer's own must be 0 then.
-    ``clip_norm``   clip each rank's gradient before selection.
+    ``clip_norm``   clip each rank's gradient, without its loss scale, before selection.
     ``dense_below`` parameters with fewer elements travel whole, such as bias and normalisation.
     ``whole_model`` select over all parameters at once, as the paper does, instead of per bucket.
     """

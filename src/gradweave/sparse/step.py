@@ -64,7 +64,8 @@ class Sparsifier:
         numel = gradient.numel() - sum(place.stop - place.start for place in places)
         k = elements_kept(numel, density)
         if self.clip_norm is not None:
-            clip_local_norm(gradient, limit=self.clip_norm, ranks=self.exchanger.group.size())
+            limit = self.clip_norm * self.residuals.scale
+            clip_local_norm(gradient, limit=limit, ranks=self.exchanger.group.size())
         velocity = self.momentum.begin(names, gradient) if self.momentum else None
         residual = self.residuals.begin(names)
         candidates = velocity.pending if velocity else gradient
@@ -121,6 +122,12 @@ class Sparsifier:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Of a sparsifier with momentum where this one has it, and without where not."""
+        self.check(state)
+        for kind, carried in self._carried().items():
+            carried.load_state_dict(state[kind])
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """That it can be loaded."""
         if ("velocities" in state) != (self.momentum is not None):
             has, needs = ("no ", "") if self.momentum else ("", "no ")
             raise RequestError(
@@ -134,7 +141,7 @@ class Sparsifier:
                     "dense_below as where the state was saved"
                 )
         for kind, carried in self._carried().items():
-            carried.load_state_dict(state[kind])
+            carried.check(state[kind])
 
     def _carried(self) -> dict[str, Carried]:
         velocities = {"velocities": self.momentum.velocities} if self.momentum else {}

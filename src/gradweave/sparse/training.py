@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradweave.comm.agree import ranks_that_differ
+from gradweave.comm.agree import gather_long_text
 from gradweave.errors import RequestError
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.select import compile_kernels
@@ -92,15 +92,36 @@ class SparseTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Between two steps, on every rank."""
-        self._check(state)
+        """Between two steps, on every rank. What one rank cannot load, none does."""
+        self._agree_on(state)
         self.sparsifier.rollback()
         self.sparsifier.load_state_dict(state)
         self.step = state["step"]
         self._begun_with = self._scale_and_version()
 
+    def _agree_on(self, state: Mapping[str, Any]) -> None:
+        """That all ranks can load theirs, and that they are of one step."""
+        complaint = ""
+        try:
+            self._check(state)
+        except RequestError as error:
+            complaint = str(error)
+        said = f"{complaint}\n{state.get('step')}"
+        everyone = gather_long_text(self.group, said, device=torch.device("cpu"))
+        complaints, steps = zip(*(one.rsplit("\n", 1) for one in everyone), strict=True)
+        if complaint:
+            raise RequestError(complaint)
+        if any(complaints):
+            rank = next(rank for rank, text in enumerate(complaints) if text)
+            raise RequestError(f"rank {rank} cannot load its state: {complaints[rank]}")
+        if len(set(steps)) > 1:
+            raise RequestError(
+                f"ranks load states of different steps, rank {self.group.rank()} that of step "
+                f"{state['step']}; take a checkpoint that all ranks have finished"
+            )
+
     def _check(self, state: Mapping[str, Any]) -> None:
-        """That it is one of this model, this rank, and the same step as the others'."""
+        """That it is one of this model and this rank."""
         if state.get("schema") != SCHEMA:
             raise RequestError(
                 f"the state is none of sparsified training: schema {state.get('schema')!r}, "
@@ -119,12 +140,7 @@ class SparseTraining:
                 f"the state is that of rank {state['rank']} of {state['ranks']}, and this is rank "
                 f"{mine[0]} of {mine[1]}; gradweave.sparse.checkpoint.load redistributes states"
             )
-        text = f"step {state['step']}"
-        if ranks_that_differ(self.group, text, device=torch.device("cpu")):
-            raise RequestError(
-                f"ranks load states of different steps, rank {mine[0]} that of {text}; take a "
-                "checkpoint that all ranks have finished"
-            )
+        self.sparsifier.check(state)
 
     def _elements(self) -> dict[str, int]:
         return {name: parameter.numel() for name, parameter in self._parameters.items()}

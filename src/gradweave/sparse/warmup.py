@@ -25,21 +25,28 @@ PAPER_DENSITY = 0.001
 class Densities:
     """One density after the other, each for ``steps_each`` steps, then the last one for good.
 
-    With ``steps_each=1`` the positions are epochs, otherwise the steps of training.
+    The paper's densities last an epoch each: ``steps_each`` is then the steps of an epoch, or 1 for
+    who asks by epochs. Without a warm-up there is nothing to say.
     """
 
     warmup: tuple[float, ...] = PAPER_WARMUP
     final: float = PAPER_DENSITY
-    steps_each: int = 1
+    steps_each: int | None = None
 
     def __post_init__(self) -> None:
         for density in (*self.warmup, self.final):
             elements_kept(1, density)
-        if self.steps_each < 1:
+        if self.steps_each is None:
+            if self.warmup:
+                raise RequestError(
+                    "a warm-up needs to know how many steps an epoch has: "
+                    "density=Densities(steps_each=…), or a number for none"
+                )
+        elif self.steps_each < 1:
             raise RequestError(f"steps_each must be at least 1, got {self.steps_each}")
 
     def at(self, position: int) -> float:
-        stage = position // self.steps_each
+        stage = self._stage(position)
         return self.warmup[stage] if stage < len(self.warmup) else self.final
 
     def learning_rate_factor(self, position: int) -> float:
@@ -48,7 +55,10 @@ class Densities:
         Fits ``torch.optim.lr_scheduler.LambdaLR``.
         """
         stages = len(self.warmup) + 1
-        return min(1.0, (position // self.steps_each + 1) / stages)
+        return min(1.0, (self._stage(position) + 1) / stages)
+
+    def _stage(self, position: int) -> int:
+        return position // (self.steps_each or 1)
 
 
 def clip_local_norm(gradient: torch.Tensor, *, limit: float, ranks: int) -> None:
