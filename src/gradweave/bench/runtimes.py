@@ -24,7 +24,7 @@ from gradweave.planning import bsp
 from gradweave.runtime.bsp import LOOPS, ROOT
 from gradweave.runtime.buckets import bucket_bytes, check_buckets
 from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.runtime.sharded import ShardedDataParallel
+from gradweave.runtime.sharded import LANES, ShardedDataParallel
 from gradweave.sparse.settings import GTopK, Sparse, TopK
 from gradweave.timeline import Timeline
 from gradweave.words import parse_spec
@@ -39,7 +39,8 @@ class Trainee:
     def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         self.model, self.group = model, group
         self.clock_offset_s = clock_offset_s(group)
-        self.own_group = same_ranks(group)  # one for all wrappers: making one takes a while
+        # For all wrappers, one after the other: making one takes a while.
+        self.own_groups = [same_ranks(group) for _ in range(LANES)]
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.bytes_of = {name: parameter.nbytes for parameter, name in self.names.items()}
 
@@ -191,7 +192,7 @@ def _ours(plan: Plan, trainee: Trainee, *, noting: bool) -> Iterator[Running]:
         plan=plan,
         compression=settings,
         timeline=noting,
-        make_group=lambda: trainee.own_group,
+        make_group=iter(trainee.own_groups).__next__,
     )
     dense = partial(trainee.gradients_are, trainee.mean)
     yield Running(
@@ -215,7 +216,7 @@ def _sharded(plan: Plan, trainee: Trainee, *, noting: bool) -> Running:
         plan=plan,
         process_group=trainee.group,
         timeline=noting,
-        make_group=lambda: trainee.own_group,
+        make_group=iter(trainee.own_groups).__next__,
     )
 
     def step() -> None:
@@ -243,7 +244,8 @@ def _sharded(plan: Plan, trainee: Trainee, *, noting: bool) -> Running:
 @contextmanager
 def _looping(runtime: str, trainee: Trainee) -> Iterator[Running]:
     named = bsp.find_loop(runtime)
-    options = {"make_group": lambda: trainee.own_group} if named.name == "bsp-overlap" else {}
+    groups = iter(trainee.own_groups)
+    options = {"make_group": groups.__next__} if named.name == "bsp-overlap" else {}
     seen = _Seen(trainee.model)
     loop = LOOPS[named.name](
         trainee.model, seen, collective=named.collective, group=trainee.group, **options

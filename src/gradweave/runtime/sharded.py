@@ -51,8 +51,18 @@ logger = logging.getLogger(__name__)
 
 # Until there is a plan: as torch's own wrapper.
 FIRST_BUCKET_BYTES = 25 * MIB
+# Messages take turns on so many threads: while one begins or ends, the network carries the other.
+LANES = 2
 # At exit, for ranks that end a little earlier than others.
 DRAINED_WITHIN_S = 10.0
+
+
+class _Lane:
+    """Sends one message after the other, in the same order on every rank."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.communicator = Communicator(group)
+        self.thread = CommunicationThread(self.communicator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +100,8 @@ class ShardedDataParallel(nn.Module):
     ``trial_steps``       how many steps each candidate is timed for; 0 trusts the prediction.
     ``replan_when``       plan again when steps take another time by this share.
     ``timeline``          note when each message travelled, for ``timelines()``.
-    ``make_group``        makes another process group of the same ranks, for messages alone.
+    ``make_group``        makes another process group of the same ranks; it is called once for each
+                          thread that sends messages, and once for calibration.
     """
 
     def __init__(
@@ -122,13 +133,12 @@ class ShardedDataParallel(nn.Module):
         self._full = {name: p for name, p in module.named_parameters() if p.requires_grad}
         _check_model(module, self._full, self.process_group)
         make = make_group or partial(same_ranks, self.process_group)
-        own_group = make()
-        self._communicator = Communicator(own_group)
-        self._thread = CommunicationThread(self._communicator)
-        # Not at exit: a thread that waits for a dead peer would keep the script from ending.
-        weakref.finalize(self, self._thread.close).atexit = False
-        # But what others wait for is sent: the last step's parameters are on their way.
-        weakref.finalize(self, self._thread.drain, DRAINED_WITHIN_S)
+        self._lanes = [_Lane(make()) for _ in range(LANES)]
+        for lane in self._lanes:
+            # Not at exit: a thread that waits for a dead peer would keep the script from ending.
+            weakref.finalize(self, lane.thread.close).atexit = False
+            # But what others wait for is sent: the last step's parameters are on their way.
+            weakref.finalize(self, lane.thread.drain, DRAINED_WITHIN_S)
         self._arrivals = Arrivals(module, self._full.values())
         weakref.finalize(self, self._arrivals.close).atexit = False
         group = self.process_group
@@ -149,7 +159,7 @@ class ShardedDataParallel(nn.Module):
         asked = given.plan if isinstance(given, Recipe) else given
         self._lay_out(asked or first)
         for bucket in self._buckets:
-            self._thread.submit("broadcast", bucket.values, collective="native").wait()
+            self._lanes[0].thread.submit("broadcast", bucket.values, collective="native").wait()
         frozen = [p for p in module.parameters() if not p.requires_grad]
         _broadcast_bytes([*frozen, *module.buffers()], self.process_group)
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
@@ -420,7 +430,7 @@ class ShardedDataParallel(nn.Module):
                 self._arrivals.expect(bucket.parameters, self._submit("all-gather", number))
 
     def _gather_flat(self, flat: torch.Tensor, collective: str) -> None:
-        self._thread.submit("all-gather", flat, collective=collective).wait()
+        self._lanes[0].thread.submit("all-gather", flat, collective=collective).wait()
 
     def _submit(self, operation: Operation, number: int) -> _Message:
         bucket = self._buckets[number]
@@ -431,15 +441,15 @@ class ShardedDataParallel(nn.Module):
             f"{len(self._buckets)}"
         )
         # The thread must not be the last to have the wrapper, whose end it would wait for itself.
-        communicator, recorder = self._communicator, self._recorder
+        lane, recorder = self._lanes[number % LANES], self._recorder
 
         def run() -> None:
             started_s = time.perf_counter()
-            communicator.run(operation, flat, collective=bucket.collective)
+            lane.communicator.run(operation, flat, collective=bucket.collective)
             if recorder is not None:
                 recorder.done(started_s, bucket.parameters, flat.nbytes, operation=operation)
 
-        return _Message(self._thread.submit_task(run, flat), where)
+        return _Message(lane.thread.submit_task(run, flat), where)
 
 
 def _stepped(
