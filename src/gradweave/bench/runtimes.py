@@ -102,7 +102,7 @@ def running(case: Case, trainee: Trainee, *, noting: bool = False) -> Iterator[R
     if plan is None:
         assert case.runtime == COMPUTE
         yield _computing(trainee, noting=noting)
-    elif case.runtime == SHARDED:
+    elif parse_spec(case.runtime).name == SHARDED:
         yield _sharded(plan, trainee, noting=noting)
     elif parse_spec(case.runtime).name in LOOPS:
         with _looping(case.runtime, trainee) as loop:

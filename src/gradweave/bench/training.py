@@ -78,7 +78,7 @@ def check_runtimes(runtimes: Sequence[str]) -> None:
     """Before a cluster is built for nothing."""
     known = [TORCH, TUNED, OURS, SHARDED, *LOOPS, *METHODS]
     for name in runtimes:
-        if name in {TORCH, TUNED, OURS, SHARDED}:
+        if name in {TORCH, TUNED, OURS}:
             continue
         if parse_spec(name).name in LOOPS:
             find_loop(name)
@@ -98,7 +98,7 @@ def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
     """What a calibration has to time, so that all of these can be predicted."""
     found = [Way("all-reduce", "native")]
     for name in runtimes:
-        if name == SHARDED:
+        if parse_spec(name).name == SHARDED:
             found += [Way(operation, BOTH_PASSES_COLLECTIVE) for operation in OPERATIONS["both"]]
         elif parse_spec(name).name in LOOPS:
             loop = find_loop(name)
@@ -192,9 +192,15 @@ def _swept_caps_mb(trace: Trace) -> list[float]:
 def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: float | None) -> Case:
     if runtime == OURS:
         return Case(runtime=OURS)
-    if runtime == SHARDED:
-        by = BOTH_PASSES_COLLECTIVE
-        plan = make_plan(trace, network, workers=workers, collective=by, passes="both")
+    if parse_spec(runtime).name == SHARDED:
+        plan = make_plan(
+            trace,
+            network,
+            workers=workers,
+            planner=_planner(runtime),
+            collective=BOTH_PASSES_COLLECTIVE,
+            passes="both",
+        )
         return Case(runtime=runtime, plan=plan)
     if parse_spec(runtime).name in LOOPS:
         return Case(runtime=runtime, plan=find_loop(runtime).plan(trace))
@@ -217,8 +223,11 @@ def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: fl
 
 
 def _planner(runtime: str) -> str:
-    """``timeline:optimal`` is planned by ``optimal``."""
-    return runtime.removeprefix(f"{NOTING}:")
+    """``timeline:wfbp`` and ``sharded:wfbp`` are planned by ``wfbp``."""
+    name, argument = parse_spec(runtime)
+    if name in {NOTING, SHARDED}:
+        return argument or "optimal"
+    return runtime
 
 
 def _predicted(runtime: str, plan: Plan, trace: Trace, network: Network, workers: int) -> Timeline:
