@@ -28,6 +28,7 @@ IMAGE = (1, 3, 32, 32)
 SIZES = {  # parameters and one input
     "small-cnn": (206_922, (1, 1, 28, 28)),
     "resnet20": (269_722, IMAGE),  # He et al.: 0.27 M
+    "resnet20-grey": (269_434, (1, 1, 28, 28)),
     "vgg16": (14_728_266, IMAGE),  # the gTop-k paper: 14.7 M
     "char-lstm": (280_897, None),
 }
