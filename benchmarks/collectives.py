@@ -6,9 +6,6 @@ keeps the others of OUTPUT.json, ``--again`` writes page and pictures anew from 
 """
 
 import argparse
-import os
-import platform
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ from pathlib import Path
 
 import altair as alt
 import msgspec
-import torch
+from made_with import made_with
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -319,20 +316,6 @@ def draw(everything: Everything, output: Path) -> None:
             chart.save(str(output.with_name(f"{output.name}_{name}.svg")))
 
 
-def _made_with() -> str:
-    return (
-        f"{_commit()}; {os.cpu_count()} shared cores ({platform.machine()}), "
-        f"Python {platform.python_version()}, torch {torch.__version__}."
-    )
-
-
-def _commit() -> str:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
-    )
-    return f"Commit {described.stdout.strip()}"
-
-
 # What the project set out to reach: experiment, operation, bytes, ours, the other, at least.
 TARGETS: list[tuple[str, Operation, int, str, str, float]] = [
     ("sizes", "broadcast", 32_000_000, "linear-pipeline", "native", 2.5),
@@ -392,12 +375,12 @@ def _with(known: Everything, name: str) -> Everything:
     """What is known, with one experiment measured anew."""
     if name == "uplinks":
         return Everything(
-            made_with=_made_with(), timings=known.timings, uplinks=list(count_uplinks())
+            made_with=made_with(), timings=known.timings, uplinks=list(count_uplinks())
         )
     others = [one for one in known.timings if one.experiment != name]
     chosen = next(experiment for experiment in EXPERIMENTS if experiment.name == name)
     anew = list(measure(chosen))
-    return Everything(made_with=_made_with(), timings=[*others, *anew], uplinks=known.uplinks)
+    return Everything(made_with=made_with(), timings=[*others, *anew], uplinks=known.uplinks)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,6 @@ for `gradweave report RUN`.
 """
 
 import argparse
-import os
-import platform
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +16,7 @@ from statistics import mean, stdev
 
 import altair as alt
 import msgspec
-import torch
+from made_with import made_with
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -175,15 +172,17 @@ def wanted(names: Iterable[str], seeds: Iterable[int], *, full: bool) -> list[Tr
 
 def train(trainings: list[Training], data: Path, raw: Path) -> None:
     known = _known(raw)
-    outcomes, now = list(known.outcomes), _made_with()
+    outcomes, now = list(known.outcomes), made_with()
     # Those that are known were made with something else.
-    made_with = known.made_with if now in known.made_with else f"{known.made_with} {now}".strip()
+    all_made_with = (
+        known.made_with if now in known.made_with else f"{known.made_with} {now}".strip()
+    )
     done = [outcome.training for outcome in outcomes]
     ahead = [training for training in trainings if training not in done]
 
     def keep(outcome: Outcome) -> None:
         outcomes.append(outcome)
-        everything = Everything(made_with=made_with, outcomes=outcomes)
+        everything = Everything(made_with=all_made_with, outcomes=outcomes)
         text = msgspec.json.format(msgspec.json.encode(everything), indent=1).decode()
         files.write_text(raw, text)
         training = outcome.training
@@ -342,16 +341,6 @@ def write_losses(found: list[Outcome], run: Path) -> None:
     """Of the first seed."""
     found = [one for one in found if one.training.seed == SEEDS[0]]
     files.write(run / "losses.json", Losses(series=tuple(one.losses() for one in found)))
-
-
-def _made_with() -> str:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
-    )
-    return (
-        f"Commit {described.stdout.strip()}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {os.cpu_count()} shared cores, gloo."
-    )
 
 
 def main() -> None:

@@ -7,9 +7,6 @@ writes the page anew from it. Run folders with timelines go to --runs.
 """
 
 import argparse
-import os
-import platform
-import subprocess
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -17,8 +14,8 @@ from statistics import mean, median, stdev
 
 import altair as alt
 import msgspec
-import torch
 from experiments import EXPERIMENTS, PAPERS, Experiment
+from made_with import made_with
 from msgspec import Struct
 
 from gradweave import Network, Trace, load_trace
@@ -314,16 +311,6 @@ def draw(everything: Everything, output: Path) -> None:
     alt.vconcat(*charts).save(output.with_name(f"{output.name}_scaling.svg"))
 
 
-def _made_with() -> str:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
-    )
-    return (
-        f"Commit {described.stdout.strip()}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {os.cpu_count()} shared cores, gloo."
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path, help="path without suffix")
@@ -339,7 +326,7 @@ def main() -> None:
         others = [one for one in _known(raw).measured if one.experiment != experiment.name]
         for one in measure(experiment, options.runs):
             others.append(one)  # kept after each, for a run may be interrupted
-            everything = Everything(made_with=_made_with(), measured=others)
+            everything = Everything(made_with=made_with(), measured=others)
             raw.write_bytes(msgspec.json.format(msgspec.json.encode(everything), indent=1))
     draw(_known(raw), options.output)
     options.output.with_suffix(".md").write_text(page(_known(raw), options.output.name))

@@ -1,5 +1,6 @@
 """Small things that all ranks of a group must know alike. Nothing is pickled."""
 
+from collections.abc import Iterable
 from hashlib import sha256
 
 import torch
@@ -62,3 +63,20 @@ def group_device(group: dist.ProcessGroup) -> torch.device:
     if group.name() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+@torch.no_grad()
+def broadcast_bytes(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Rank 0's, in one message for each device, whatever their types."""
+    of_device: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        of_device.setdefault(tensor.device, []).append(tensor)
+    for held in of_device.values():
+        as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in held]
+        message = torch.cat(as_bytes)
+        group.broadcast([message]).wait()
+        if group.rank() == 0:
+            continue
+        parts = torch.split(message, [part.numel() for part in as_bytes])
+        for tensor, part in zip(held, parts, strict=True):
+            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

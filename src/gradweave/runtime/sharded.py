@@ -10,9 +10,8 @@ a shard only.
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -22,11 +21,9 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gradweave import collectives
-from gradweave.comm import Communicator
-from gradweave.comm.agree import group_device, ranks_that_differ
+from gradweave.comm.agree import broadcast_bytes, group_device, ranks_that_differ
 from gradweave.comm.communicator import same_ranks, world_group
-from gradweave.comm.worker import CommunicationThread, Done
-from gradweave.errors import CollectiveError, RequestError
+from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
@@ -40,6 +37,7 @@ from gradweave.runtime.explain import explanation
 from gradweave.runtime.findings import Findings
 from gradweave.runtime.flat import FlatBucket, buckets_up_to, flat_buckets, merged
 from gradweave.runtime.given import PlanSource, device_name, given_plan, require_fit
+from gradweave.runtime.lanes import Lane, Message
 from gradweave.runtime.options import AUTO, Options, is_compiled
 from gradweave.runtime.passes import batch_size
 from gradweave.runtime.pilot import Pilot
@@ -55,28 +53,6 @@ FIRST_BUCKET_BYTES = 25 * MIB
 LANES = 2
 # At exit, for ranks that end a little earlier than others.
 DRAINED_WITHIN_S = 10.0
-
-
-class _Lane:
-    """Sends one message after the other, in the same order on every rank."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.communicator = Communicator(group)
-        self.thread = CommunicationThread(self.communicator)
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """Knows what to say when it fails, without its wrapper, which modules must not keep alive."""
-
-    done: Done
-    where: str
-
-    def wait(self) -> None:
-        try:
-            self.done.wait()
-        except Exception as error:
-            raise CollectiveError(f"{self.where}: {error}") from error
 
 
 class ShardedDataParallel(nn.Module):
@@ -133,7 +109,7 @@ class ShardedDataParallel(nn.Module):
         self._full = {name: p for name, p in module.named_parameters() if p.requires_grad}
         _check_model(module, self._full, self.process_group)
         make = make_group or partial(same_ranks, self.process_group)
-        self._lanes = [_Lane(make()) for _ in range(LANES)]
+        self._lanes = [Lane(make()) for _ in range(LANES)]
         for lane in self._lanes:
             # Not at exit: a thread that waits for a dead peer would keep the script from ending.
             weakref.finalize(self, lane.thread.close).atexit = False
@@ -161,7 +137,7 @@ class ShardedDataParallel(nn.Module):
         for bucket in self._buckets:
             self._lanes[0].thread.submit("broadcast", bucket.values, collective="native").wait()
         frozen = [p for p in module.parameters() if not p.requires_grad]
-        _broadcast_bytes([*frozen, *module.buffers()], self.process_group)
+        broadcast_bytes([*frozen, *module.buffers()], self.process_group)
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
         self._unstepped: set[nn.Parameter] = set()
         self._was_stepped = False  # by an optimizer that is known, since the last pass
@@ -188,7 +164,7 @@ class ShardedDataParallel(nn.Module):
         if self._recorder is not None and is_synced:
             self._recorder.begin()
         if self.broadcast_buffers and is_synced:
-            _broadcast_bytes(list(self.module.buffers()), self.process_group)
+            broadcast_bytes(list(self.module.buffers()), self.process_group)
         with self._arrivals.noting():
             output = self.module(*inputs, **kwargs)
         if self._recorder is not None and is_synced:
@@ -366,7 +342,7 @@ class ShardedDataParallel(nn.Module):
         self.plan = plan
         self._buckets = flat_buckets(plan, self._full)
         self._shards.lay_out(self._buckets)
-        self._sent: list[_Message] = []
+        self._sent: list[Message] = []
         wrapper = weakref.ref(self)  # parameters must not keep their wrapper alive
         self._departures = Departures(
             self._buckets,
@@ -432,7 +408,7 @@ class ShardedDataParallel(nn.Module):
     def _gather_flat(self, flat: torch.Tensor, collective: str) -> None:
         self._lanes[0].thread.submit("all-gather", flat, collective=collective).wait()
 
-    def _submit(self, operation: Operation, number: int) -> _Message:
+    def _submit(self, operation: Operation, number: int) -> Message:
         bucket = self._buckets[number]
         flat = bucket.values if operation == "all-gather" else bucket.gradients
         step = self._step if operation == "all-gather" else self._step + 1
@@ -449,7 +425,7 @@ class ShardedDataParallel(nn.Module):
             if recorder is not None:
                 recorder.done(started_s, bucket.parameters, flat.nbytes, operation=operation)
 
-        return _Message(lane.thread.submit_task(run, flat), where)
+        return Message(lane.thread.submit_task(run, flat), where)
 
 
 def _stepped(
@@ -506,20 +482,3 @@ def _check_model(
         raise RequestError(
             f"ranks {different} have other parameters than rank 0; build the same model everywhere"
         )
-
-
-@torch.no_grad()
-def _broadcast_bytes(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Rank 0's, in one message for each device, whatever their types."""
-    of_device: dict[torch.device, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        of_device.setdefault(tensor.device, []).append(tensor)
-    for held in of_device.values():
-        as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in held]
-        message = torch.cat(as_bytes)
-        group.broadcast([message]).wait()
-        if group.rank() == 0:
-            continue
-        parts = torch.split(message, [part.numel() for part in as_bytes])
-        for tensor, part in zip(held, parts, strict=True):
-            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
