@@ -110,14 +110,10 @@ def page(everything: Everything, stem: str) -> str:
         found = [one for one in everything.measured if one.experiment == experiment.name]
         if found:
             lines += ["", f"## {experiment.title}", "", _settings(experiment), ""]
-            if experiment.name.startswith("pairs"):
-                lines += _pairs(found)
-            elif experiment.name == "both-small":
-                lines += _both(found)
+            if experiment.ratios:
+                lines += _compared(experiment, found)
             elif experiment.name == "sparse":
                 lines += [*_table(found), "", *_shares(found)]
-            elif experiment.name == "timeline":
-                lines += _noting(found)
             else:
                 lines += _order(found) if experiment.times > 1 else _table(found)
             if experiment.name == "scaling":
@@ -158,62 +154,25 @@ def _table(found: list[Measured]) -> list[str]:
     return lines
 
 
-def _pairs(found: list[Measured]) -> list[str]:
-    """How much longer ours takes, as mean over the pairs with its 95 % interval."""
+def _compared(experiment: Experiment, found: list[Measured]) -> list[str]:
+    """Runtimes side by side; how much longer one takes, as mean over the repeats."""
+    ratios = experiment.ratios
     lines = [
-        "`ddp` is our wrapper with torch's own buckets as its plan: what the wrapper itself costs. "
-        "A ratio is ours over the other in the same repeat: mean and 95 % interval.",
+        "Milliseconds, and in brackets messages. A ratio is of two times in the same repeat: mean "
+        f"and 95 % interval.{experiment.note}",
         "",
-        "| trace | scale | gradweave, messages | torch-ddp ms | gradweave / torch-ddp "
-        "| gradweave / torch-ddp-tuned | ddp / torch-ddp |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        f"| trace | scale | nodes | {' | '.join(experiment.runtimes)} "
+        f"| {' | '.join(f'{ours} / {other}' for ours, other in ratios)} |",
+        f"|---|---:|---:|{'---:|' * (len(experiment.runtimes) + len(ratios))}",
     ]
     for one in found:
         rows = {row.runtime: row for row in one.results}
+        times = (f"{row.iteration_s * 1e3:,.0f} ({row.messages})" for row in one.results)
+        compared = (_ratio(rows[ours], rows[other]) for ours, other in ratios)
+        first = one.results[0]
         lines.append(
-            f"| {rows['gradweave'].trace} | {one.parameter_scale:g} | {rows['gradweave'].messages} "
-            f"| {rows['torch-ddp'].iteration_s * 1e3:,.0f} "
-            f"| {_ratio(rows['gradweave'], rows['torch-ddp'])} "
-            f"| {_ratio(rows['gradweave'], rows['torch-ddp-tuned'])} "
-            f"| {_ratio(rows['ddp'], rows['torch-ddp'])} |"
-        )
-    return lines
-
-
-def _noting(found: list[Measured]) -> list[str]:
-    """What noting a timeline costs, for the best plan and for as many messages as there can be."""
-    lines = [
-        "A ratio is with a timeline over without, the same plan in the same repeat: mean and 95 % "
-        "interval.",
-        "",
-        "| trace | scale | planner | messages | without ms | with / without |",
-        "|---|---:|---|---:|---:|---:|",
-    ]
-    for one in found:
-        rows = {row.runtime: row for row in one.results}
-        for planner in ("optimal", "wfbp"):
-            plain, noting = rows[planner], rows[f"timeline:{planner}"]
-            lines.append(
-                f"| {plain.trace} | {one.parameter_scale:g} | {planner} | {plain.messages} "
-                f"| {plain.iteration_s * 1e3:,.0f} | {_ratio(noting, plain)} |"
-            )
-    return lines
-
-
-def _both(found: list[Measured]) -> list[str]:
-    lines = [
-        "A ratio is sharded training over our wrapper in the same repeat: mean and 95 % interval.",
-        "",
-        "| trace | scale | gradweave ms | sharded ms | sharded / gradweave | sharded / optimal |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for one in found:
-        rows = {row.runtime: row for row in one.results}
-        ours, both = rows["gradweave"], rows["sharded"]
-        lines.append(
-            f"| {ours.trace} | {one.parameter_scale:g} | {ours.iteration_s * 1e3:,.0f} "
-            f"| {both.iteration_s * 1e3:,.0f} | {_ratio(both, ours)} "
-            f"| {_ratio(both, rows['optimal'])} |"
+            f"| {first.trace} | {one.parameter_scale:g} | {first.nodes} "
+            f"| {' | '.join((*times, *compared))} |"
         )
     return lines
 

@@ -13,9 +13,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
+from gradweave.comm.lanes import LANES
 from gradweave.errors import CollectiveError, PlanMismatch, RequestError
 from gradweave.plan import Bucket, Plan
-from gradweave.runtime.sharded import LANES, ShardedDataParallel
+from gradweave.runtime.sharded import ShardedDataParallel
 from gradweave.workloads.datasets import Batches, fashion_mnist_subset
 from gradweave.workloads.models import SmallCNN
 

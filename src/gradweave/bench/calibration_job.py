@@ -10,8 +10,11 @@ from gradweave.bench.jobs import answer, asked
 from gradweave.bench.ranks import default_group, node_topology
 from gradweave.comm import Communicator
 from gradweave.comm.agree import group_device, largest
+from gradweave.comm.communicator import same_ranks
+from gradweave.comm.lanes import LANES
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
+from gradweave.planning import OPERATIONS
 from gradweave.sparse.timing import MOST_TIMED, selection_s_per_element
 
 
@@ -21,6 +24,7 @@ def in_default_group(
     """In the group that the environment describes; rank 0 has the answer."""
     with default_group() as group:
         topology = node_topology(group, nodes_per_rack=question.nodes_per_rack)
+        is_sharded = any(way.operation in OPERATIONS["both"] for way in question.ways)
         network = calibrate(
             group,
             name=question.name,
@@ -28,6 +32,10 @@ def in_default_group(
             largest_bytes=question.largest_bytes,
             repeats=question.repeats,
             communicator=Communicator(group, topology=topology),
+            other_lanes=[
+                Communicator(same_ranks(group), topology=topology)
+                for _ in range(LANES - 1 if is_sharded else 0)
+            ],
             advance=advance if group.rank() == 0 else lambda: None,
         )
         if question.selected_density is not None:

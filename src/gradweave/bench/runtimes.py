@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave.bench.training import COMPUTE, SHARDED, TORCH, Case
 from gradweave.comm.agree import largest
 from gradweave.comm.communicator import same_ranks
+from gradweave.comm.lanes import LANES
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines, watch
 from gradweave.plan import Plan
@@ -24,7 +25,7 @@ from gradweave.planning import bsp
 from gradweave.runtime.bsp import LOOPS, ROOT
 from gradweave.runtime.buckets import bucket_bytes, check_buckets
 from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.runtime.sharded import LANES, ShardedDataParallel
+from gradweave.runtime.sharded import ShardedDataParallel
 from gradweave.sparse.settings import GTopK, Sparse, TopK
 from gradweave.timeline import Timeline
 from gradweave.words import parse_spec

@@ -5,10 +5,10 @@ What each number means is in docs/measuring.md.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise, product
+from itertools import cycle, pairwise, product
 from math import prod, sqrt
 from statistics import median
 
@@ -18,10 +18,12 @@ import torch.distributed as dist
 
 from gradweave.comm import Communicator
 from gradweave.comm.agree import group_device, largest
+from gradweave.comm.worker import CommunicationThread
 from gradweave.costs import Curve, Level, Link, Links
 from gradweave.errors import RequestError
 from gradweave.measure.load import computing
 from gradweave.network import CollectiveCost, Network
+from gradweave.planning import OPERATIONS
 from gradweave.words import KIB, MIB, Beside, Way
 
 NATIVE = Way("all-reduce", "native")
@@ -67,12 +69,15 @@ def calibrate(
     repeats: int = 7,
     beside: Surroundings | None = None,
     communicator: Communicator | None = None,
+    other_lanes: Sequence[Communicator] = (),
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
     """Time operations by algorithms, and transfers between two ranks.
 
     Call it on every rank, with nothing else on the group; all return the same. By default samples
-    are taken both idle and beside matrix products. ``advance`` is called when a size is done.
+    are taken both idle and beside matrix products. Reduce-scatters and all-gathers take turns on
+    the group and ``other_lanes``, as when ShardedDataParallel sends them; without, they follow each
+    other. ``advance`` is called when a size is done.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
@@ -83,8 +88,13 @@ def calibrate(
     communicator = communicator or Communicator(group)
     if beside is None:
         beside = {"nothing": nullcontext, "compute": partial(computing, group_device(group))}
-    survey = _Survey(communicator, list(ways), repeats=repeats, beside=beside)
-    _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
+    with ExitStack() as ending:
+        threads = []
+        for lane in (communicator, *other_lanes) if other_lanes else ():
+            threads.append(CommunicationThread(lane))
+            ending.callback(threads[-1].close)
+        survey = _Survey(communicator, threads, list(ways), repeats=repeats, beside=beside)
+        _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
     links = _measure_links(communicator)
     advance()
     return Network(
@@ -109,6 +119,7 @@ class _Survey:
     """What has been measured so far; the same on every rank, so that all go on alike."""
 
     communicator: Communicator
+    threads: Sequence[CommunicationThread]  # on which halves of all-reduces take turns
     ways: list[Way]
     repeats: int
     beside: Surroundings
@@ -118,7 +129,7 @@ class _Survey:
     def measure(self, nbytes: int, beside: Sequence[Beside]) -> None:
         """All ways take turns, idle and beside compute."""
         streams = {
-            way: _Stream(self.communicator, way, nbytes)
+            way: _Stream(self.communicator, self.threads, way, nbytes)
             for way in self.ways
             if way not in self.hopeless
         }
@@ -196,8 +207,15 @@ class _Survey:
 class _Stream:
     """Messages of one size, sent one way: one, or several that follow each other."""
 
-    def __init__(self, communicator: Communicator, way: Way, nbytes: int) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        threads: Sequence[CommunicationThread],
+        way: Way,
+        nbytes: int,
+    ) -> None:
         self._communicator, self._way = communicator, way
+        self._threads = threads if way.operation in OPERATIONS["both"] else ()
         device = group_device(communicator.group)
         first = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
         self._pause_s = 0.0
@@ -238,8 +256,17 @@ class _Stream:
             for work in works:
                 work.wait()
             return
-        for message in messages:
-            self._communicator.run(self._way.operation, message, collective=self._way.collective)
+        operation, collective = self._way
+        if not self._threads:
+            for message in messages:
+                self._communicator.run(operation, message, collective=collective)
+            return
+        sent = [
+            thread.submit(operation, message, collective=collective)
+            for thread, message in zip(cycle(self._threads), messages, strict=False)
+        ]
+        for done in sent:
+            done.wait()
 
 
 def _measure_sizes(survey: _Survey, sizes: Sequence[int], advance: Callable[[], None]) -> None:

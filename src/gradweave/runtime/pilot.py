@@ -19,6 +19,7 @@ from torch import nn
 from gradweave import collectives
 from gradweave.comm import Communicator
 from gradweave.comm.agree import broadcast_text, group_device, largest
+from gradweave.comm.lanes import LANES
 from gradweave.costs.sparse import BYTES_PER_ELEMENT
 from gradweave.measure.backward import Iteration, Observer, observing, recording_of
 from gradweave.measure.network import calibrate
@@ -77,7 +78,7 @@ class Pilot:
         self._passes: Passes = passes
         self._options, self._module, self._parameters = options, module, parameters
         self._group, self._make_group, self._adopt = group, make_group, adopt
-        self._calibration_group: dist.ProcessGroup | None = None
+        self._calibration_groups: list[dist.ProcessGroup] = []
         self._keeps_declared_order, self._torch_cap_mb = keeps_declared_order, torch_cap_mb
         self._given_plan = given
         self._device = group_device(group)
@@ -226,9 +227,10 @@ class Pilot:
         return observed, calibration
 
     def _calibration(self, window: ComputeWindow) -> Callable[[], Network]:
-        if self._calibration_group is None:
-            self._calibration_group = self._make_group()
-        communicator = Communicator(self._calibration_group)
+        if not self._calibration_groups:
+            lanes = LANES if self._passes == "both" else 1
+            self._calibration_groups = [self._make_group() for _ in range(lanes)]
+        communicator, *other_lanes = map(Communicator, self._calibration_groups)
         device = self._device
         total_bytes = sum(parameter.nbytes for parameter in self._parameters.values())
         ways = collectives.ways(OPERATIONS[self._passes], self._collectives(communicator))
@@ -250,6 +252,7 @@ class Pilot:
             repeats=CALIBRATION_REPEATS,
             beside={"compute": turn},
             communicator=communicator,
+            other_lanes=other_lanes,
         )
 
     def _collectives(self, communicator: Communicator) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from gradweave import collectives
 from gradweave.comm.agree import broadcast_bytes, group_device, ranks_that_differ
 from gradweave.comm.communicator import same_ranks, world_group
+from gradweave.comm.lanes import LANES, Lane, Message
 from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
@@ -37,7 +38,6 @@ from gradweave.runtime.explain import explanation
 from gradweave.runtime.findings import Findings
 from gradweave.runtime.flat import FlatBucket, buckets_up_to, flat_buckets, merged
 from gradweave.runtime.given import PlanSource, device_name, given_plan, require_fit
-from gradweave.runtime.lanes import Lane, Message
 from gradweave.runtime.options import AUTO, Options, is_compiled
 from gradweave.runtime.passes import batch_size
 from gradweave.runtime.pilot import Pilot
@@ -49,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 # Until there is a plan: as torch's own wrapper.
 FIRST_BUCKET_BYTES = 25 * MIB
-# Messages take turns on so many threads: while one begins or ends, the network carries the other.
-LANES = 2
 # At exit, for ranks that end a little earlier than others.
 DRAINED_WITHIN_S = 10.0
 
@@ -77,7 +75,7 @@ class ShardedDataParallel(nn.Module):
     ``replan_when``       plan again when steps take another time by this share.
     ``timeline``          note when each message travelled, for ``timelines()``.
     ``make_group``        makes another process group of the same ranks; it is called once for each
-                          thread that sends messages, and once for calibration.
+                          thread that sends messages, and as often for calibration.
     """
 
     def __init__(

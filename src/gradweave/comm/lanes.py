@@ -4,9 +4,12 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from gradweave.comm import Communicator
+from gradweave.comm.communicator import Communicator
 from gradweave.comm.worker import CommunicationThread, Done
 from gradweave.errors import CollectiveError
+
+# Messages take turns on so many threads: while one begins or ends, the network carries the other.
+LANES = 2
 
 
 class Lane:

@@ -1,0 +1,121 @@
+"""Sparse exchanges beside the paper's tree: ``python benchmarks/exchanges.py OUTPUT``.
+
+Every rank sends k random elements of 25 million; the exchanges take turns on emulated clusters at
+100 Mbit/s. Writes OUTPUT.md. Five minutes on two cores; leave the machine alone meanwhile.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import numpy as np
+from made_with import made_with
+
+from gradweave.bench.ranks import default_group
+from gradweave.comm.agree import group_device, largest
+from gradweave.lab import Cluster, ClusterSpec, Line
+from gradweave.sparse.exchange import EXCHANGES
+from gradweave.sparse.exchanger import Exchanger
+from gradweave.sparse.vectors import SparseVector
+
+NODES = (2, 3, 4, 8)
+RATE = "100mbit"
+ELEMENTS = 25_000_000
+KEPT = (1_000, 5_000, 25_000, 100_000)
+REPEATS = 9
+PAPERS = "gtopk-tree"
+# The naive way sends what top-k sends, and the lossy tree what the tree sends.
+TIMED = [name for name in EXCHANGES if name not in {"gtopk-all-gather", "gtopk-tree-lossy"}]
+
+# Seconds, by exchange, for each k.
+Found = dict[int, dict[str, float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path, help="path without suffix")
+    if "RANK" in os.environ:
+        answer()
+        return
+    output = parser.parse_args().output
+    output.with_suffix(".md").write_text(page({nodes: on_cluster(nodes) for nodes in NODES}))
+
+
+def on_cluster(nodes: int) -> Found:
+    answers: list[Found] = []
+
+    def take(line: Line) -> None:
+        if line.rank == 0 and line.text.startswith("{"):
+            answers.append(msgspec.json.decode(line.text, type=Found))
+
+    with Cluster(ClusterSpec(nodes=nodes, rate=RATE)) as cluster:
+        result = cluster.start([sys.executable, __file__], on_line=take).wait()
+    if result.first_failure is not None:
+        raise SystemExit(str(result.first_failure))
+    return answers[0]
+
+
+def answer() -> None:
+    """What each rank runs; the slowest one's times count."""
+    with default_group() as group:
+        exchanger = Exchanger(group)
+        found: Found = {}
+        for k in KEPT:
+            mine = chosen(k, seed=group.rank())
+            taken_s: list[float] = []
+            for _ in range(1 + REPEATS):
+                for name in TIMED:
+                    group.barrier().wait()
+                    started_s = time.perf_counter()
+                    exchanger.run(mine, exchange=name, k=k, numel=ELEMENTS)
+                    taken_s.append(time.perf_counter() - started_s)
+            slowest_s = largest(group, taken_s, device=group_device(group))[len(TIMED) :]
+            found[k] = {
+                name: median(slowest_s[place :: len(TIMED)]) for place, name in enumerate(TIMED)
+            }
+        if group.rank() == 0:
+            print(msgspec.json.encode(found).decode(), flush=True)
+
+
+def chosen(k: int, seed: int) -> SparseVector:
+    """As gradients would give: different elements on each rank, half of them in common."""
+    common, own = np.random.default_rng(0), np.random.default_rng(1 + seed)
+    indices = np.union1d(
+        common.choice(ELEMENTS, k // 2, replace=False), own.choice(ELEMENTS, k, replace=False)
+    )
+    indices = np.sort(own.permutation(indices)[:k]).astype(np.int32)
+    return SparseVector(indices, own.standard_normal(k, dtype=np.float32))
+
+
+def page(found: Mapping[int, Found]) -> str:
+    lines = [
+        "# Sparse exchanges",
+        "",
+        made_with(),
+        "",
+        f"Made by `python benchmarks/exchanges.py`. k elements of {ELEMENTS:,} on every rank, "
+        f"nodes of one rank at {RATE}; times of the slowest rank, medians of {REPEATS} in turn. "
+        f"A ratio says how many times as fast as the paper's tree and broadcast.",
+        "",
+        f"| nodes | k | {' | '.join(f'{name}, ms' for name in TIMED)} "
+        "| butterfly / tree | butterfly / top-k |",
+        f"|---:|---:|{'---:|' * len(TIMED)}---:|---:|",
+    ]
+    for nodes, by_k in found.items():
+        for k, seconds in by_k.items():
+            butterfly_s = seconds["gtopk-butterfly"]
+            cells = " | ".join(f"{seconds[name] * 1e3:.1f}" for name in TIMED)
+            lines.append(
+                f"| {nodes} | {k:,} | {cells} | {seconds[PAPERS] / butterfly_s:.2f}x "
+                f"| {seconds['topk'] / butterfly_s:.2f}x |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
