@@ -225,6 +225,11 @@ class _Stream:
         (once_s,) = largest(communicator.group, [time.perf_counter() - started_s], device=device)
         most = max(2, min(MOST_MESSAGES, MOST_STREAM_BYTES // nbytes))
         self.messages = max(2, min(most, round(STREAM_S / once_s)))
+        if self._threads:
+            # Each thread twice, unless that is too much, and all equally often: where the last
+            # message travels alone, a stream of few is slower than training's.
+            turns = max(2, self.messages // len(threads)) if most > 2 else 1
+            self.messages = turns * len(threads)
         self.is_long = once_s > LONG_S
         self._pause_s = PAUSE_SHARE * once_s
         self._buffers = [first, *(torch.zeros_like(first) for _ in range(self.messages - 1))]
