@@ -147,10 +147,10 @@ EXPERIMENTS += [
         traces=tuple(pair for pair in SHIPPED if pair[0] in {"resnet20", "resnet50"}),
         forward_s=0.05,
         backward_s=0.1,
-        runtimes=("optimal", "timeline:optimal", "wfbp", "timeline:wfbp"),
+        runtimes=("optimal", "timeline:optimal"),
         repeats=30,
-        iterations=1,
-        ratios=(("timeline:optimal", "optimal"), ("timeline:wfbp", "wfbp")),
+        iterations=3,
+        ratios=(("timeline:optimal", "optimal"),),
     ),
     Experiment(
         name="eighth",
