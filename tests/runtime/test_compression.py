@@ -54,6 +54,27 @@ def test_micro_batches_are_selected_from_as_one_batch(tmp_path):
     assert on_processes(2, accumulated, scratch=tmp_path) == [[True, True]] * 2
 
 
+def with_momentum(group, masking):
+    """Where everything travels: our momentum, and the optimizer's on torch's wrapper."""
+    ends = []
+    for ours in (True, False):
+        model = linear()
+        settings = GTopK(density=1.0, momentum=0.5, masking=masking, whole_model=True)
+        wrapped = DistributedDataParallel(model, compression=settings) if ours else TorchDDP(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.0 if ours else 0.5)
+        for step in range(4):
+            optimizer.zero_grad()
+            wrapped(whole_numbers(step, group.rank())).sum().backward()
+            optimizer.step()
+        ends.append(model.weight.detach())
+    return torch.equal(*ends)
+
+
+@pytest.mark.parametrize("masking", [False, True])
+def test_momentum_is_the_optimizers_unless_it_is_masked(tmp_path, masking):
+    assert on_processes(2, with_momentum, masking, scratch=tmp_path) == [not masking] * 2
+
+
 def scaled(group, value):
     """Steps 0 to 4 with a changing loss scale, of which step 2 is skipped; and without both."""
     ends, states = [], []

@@ -34,13 +34,15 @@ class Training(Struct, frozen=True, kw_only=True):
     warmup_epochs: float  # for all densities of the warm-up together
     density: float | None = None  # after warm-up; None: dense
     corrected_momentum: bool = True  # before selection instead of after it
+    masking: bool = True  # of corrected momentum, where elements have been applied
     seed: int = 0
 
     @property
     def label(self) -> str:
         if self.density is None:
             return "dense"
-        kind = "" if self.corrected_momentum else ", optimizer's momentum"
+        kind = "" if self.masking else ", momentum not masked"
+        kind = kind if self.corrected_momentum else ", optimizer's momentum"
         return f"gTop-k, density {self.density:g}{kind}"
 
 

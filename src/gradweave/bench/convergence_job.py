@@ -154,6 +154,7 @@ class Learner:
                 steps_each=max(1, self._warmup_steps // len(PAPER_WARMUP)),
             ),
             momentum=MOMENTUM if training.corrected_momentum else None,
+            masking=training.masking,
             # The wrapper limits the norm of the sum, which is the mean's times the ranks.
             clip_norm=None if clip_norm is None else clip_norm * self._group.size(),
             whole_model=True,

@@ -228,8 +228,8 @@ class _Stream:
         if self._threads:
             # Each thread twice, unless that is too much, and all equally often: where the last
             # message travels alone, a stream of few is slower than training's.
-            turns = max(2, self.messages // len(threads)) if most > 2 else 1
-            self.messages = turns * len(threads)
+            wanted = min(most, max(self.messages, 2 * len(threads)))
+            self.messages = max(1, wanted // len(threads)) * len(threads)
         self.is_long = once_s > LONG_S
         self._pause_s = PAUSE_SHARE * once_s
         self._buffers = [first, *(torch.zeros_like(first) for _ in range(self.messages - 1))]

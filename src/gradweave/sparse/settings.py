@@ -17,6 +17,7 @@ class Sparse:
     ``exchange``    how, by a name of ``gradweave.sparse.exchange.EXCHANGES``.
     ``selection``   how the largest are found (default: exactly).
     ``momentum``    corrected momentum before selection; the optimizer's own must be 0 then.
+    ``masking``     momentum restarts where a rank's own elements have been applied.
     ``clip_norm``   clip each rank's gradient, without its loss scale, before selection.
     ``dense_below`` parameters with fewer elements travel whole, such as bias and normalisation.
     ``whole_model`` select over all parameters at once, as the paper does, instead of per bucket.
@@ -26,6 +27,7 @@ class Sparse:
     exchange: str
     selection: str | None = None
     momentum: float | None = None
+    masking: bool = True
     clip_norm: float | None = None
     dense_below: int = 0
     whole_model: bool = False

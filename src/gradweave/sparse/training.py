@@ -36,7 +36,9 @@ class SparseTraining:
     ) -> None:
         momentum = None
         if settings.momentum is not None:
-            momentum = MomentumCorrection(parameters, momentum=settings.momentum)
+            momentum = MomentumCorrection(
+                parameters, momentum=settings.momentum, masking=settings.masking
+            )
         self.sparsifier = Sparsifier(
             Exchanger(group),
             parameters,
