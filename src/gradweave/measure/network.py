@@ -5,10 +5,10 @@ What each number means is in docs/measuring.md.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle, pairwise, product
+from itertools import chain, pairwise, product
 from math import prod, sqrt
 from statistics import median
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from gradweave.comm import Communicator
 from gradweave.comm.agree import group_device, largest
-from gradweave.comm.worker import CommunicationThread
+from gradweave.comm.lanes import Lanes
 from gradweave.costs import Curve, Level, Link, Links
 from gradweave.errors import RequestError
 from gradweave.measure.load import computing
@@ -75,9 +75,9 @@ def calibrate(
     """Time operations by algorithms, and transfers between two ranks.
 
     Call it on every rank, with nothing else on the group; all return the same. By default samples
-    are taken both idle and beside matrix products. Reduce-scatters and all-gathers take turns on
-    the group and ``other_lanes``, as when ShardedDataParallel sends them; without, they follow each
-    other. ``advance`` is called when a size is done.
+    are taken both idle and beside matrix products. Reduce-scatters and all-gathers go over the
+    group and ``other_lanes``, as when ShardedDataParallel sends them. ``advance`` is called when a
+    size is done.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
@@ -88,12 +88,8 @@ def calibrate(
     communicator = communicator or Communicator(group)
     if beside is None:
         beside = {"nothing": nullcontext, "compute": partial(computing, group_device(group))}
-    with ExitStack() as ending:
-        threads = []
-        for lane in (communicator, *other_lanes) if other_lanes else ():
-            threads.append(CommunicationThread(lane))
-            ending.callback(threads[-1].close)
-        survey = _Survey(communicator, threads, list(ways), repeats=repeats, beside=beside)
+    with closing(Lanes([communicator, *other_lanes])) as lanes:
+        survey = _Survey(communicator, lanes, list(ways), repeats=repeats, beside=beside)
         _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
     links = _measure_links(communicator)
     advance()
@@ -119,7 +115,7 @@ class _Survey:
     """What has been measured so far; the same on every rank, so that all go on alike."""
 
     communicator: Communicator
-    threads: Sequence[CommunicationThread]  # on which halves of all-reduces take turns
+    lanes: Lanes
     ways: list[Way]
     repeats: int
     beside: Surroundings
@@ -129,7 +125,7 @@ class _Survey:
     def measure(self, nbytes: int, beside: Sequence[Beside]) -> None:
         """All ways take turns, idle and beside compute."""
         streams = {
-            way: _Stream(self.communicator, self.threads, way, nbytes)
+            way: _Stream(self.communicator, self.lanes, way, nbytes)
             for way in self.ways
             if way not in self.hopeless
         }
@@ -207,15 +203,8 @@ class _Survey:
 class _Stream:
     """Messages of one size, sent one way: one, or several that follow each other."""
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        threads: Sequence[CommunicationThread],
-        way: Way,
-        nbytes: int,
-    ) -> None:
-        self._communicator, self._way = communicator, way
-        self._threads = threads if way.operation in OPERATIONS["both"] else ()
+    def __init__(self, communicator: Communicator, lanes: Lanes, way: Way, nbytes: int) -> None:
+        self._communicator, self._lanes, self._way = communicator, lanes, way
         device = group_device(communicator.group)
         first = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
         self._pause_s = 0.0
@@ -225,11 +214,6 @@ class _Stream:
         (once_s,) = largest(communicator.group, [time.perf_counter() - started_s], device=device)
         most = max(2, min(MOST_MESSAGES, MOST_STREAM_BYTES // nbytes))
         self.messages = max(2, min(most, round(STREAM_S / once_s)))
-        if self._threads:
-            # Each thread twice, unless that is too much, and all equally often: where the last
-            # message travels alone, a stream of few is slower than training's.
-            wanted = min(most, max(self.messages, 2 * len(threads)))
-            self.messages = max(1, wanted // len(threads)) * len(threads)
         self.is_long = once_s > LONG_S
         self._pause_s = PAUSE_SHARE * once_s
         self._buffers = [first, *(torch.zeros_like(first) for _ in range(self.messages - 1))]
@@ -262,16 +246,13 @@ class _Stream:
                 work.wait()
             return
         operation, collective = self._way
-        if not self._threads:
-            for message in messages:
-                self._communicator.run(operation, message, collective=collective)
+        if operation in OPERATIONS["both"]:
+            sent = [self._lanes.submit(operation, m, collective=collective) for m in messages]
+            for done in chain.from_iterable(sent):
+                done.wait()
             return
-        sent = [
-            thread.submit(operation, message, collective=collective)
-            for thread, message in zip(cycle(self._threads), messages, strict=False)
-        ]
-        for done in sent:
-            done.wait()
+        for message in messages:
+            self._communicator.run(operation, message, collective=collective)
 
 
 def _measure_sizes(survey: _Survey, sizes: Sequence[int], advance: Callable[[], None]) -> None:

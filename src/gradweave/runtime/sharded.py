@@ -8,7 +8,6 @@ a shard only.
 """
 
 import logging
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,9 +20,10 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gradweave import collectives
+from gradweave.comm import Communicator
 from gradweave.comm.agree import broadcast_bytes, group_device, ranks_that_differ
 from gradweave.comm.communicator import same_ranks, world_group
-from gradweave.comm.lanes import LANES, Lane, Message
+from gradweave.comm.lanes import LANES, Lanes, Message
 from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
@@ -107,12 +107,11 @@ class ShardedDataParallel(nn.Module):
         self._full = {name: p for name, p in module.named_parameters() if p.requires_grad}
         _check_model(module, self._full, self.process_group)
         make = make_group or partial(same_ranks, self.process_group)
-        self._lanes = [Lane(make()) for _ in range(LANES)]
-        for lane in self._lanes:
-            # Not at exit: a thread that waits for a dead peer would keep the script from ending.
-            weakref.finalize(self, lane.thread.close).atexit = False
-            # But what others wait for is sent: the last step's parameters are on their way.
-            weakref.finalize(self, lane.thread.drain, DRAINED_WITHIN_S)
+        self._lanes = Lanes([Communicator(make()) for _ in range(LANES)])
+        # Not at exit: a thread that waits for a dead peer would keep the script from ending.
+        weakref.finalize(self, self._lanes.close).atexit = False
+        # But what others wait for is sent: the last step's parameters are on their way.
+        weakref.finalize(self, self._lanes.drain, DRAINED_WITHIN_S)
         self._arrivals = Arrivals(module, self._full.values())
         weakref.finalize(self, self._arrivals.close).atexit = False
         group = self.process_group
@@ -133,7 +132,7 @@ class ShardedDataParallel(nn.Module):
         asked = given.plan if isinstance(given, Recipe) else given
         self._lay_out(asked or first)
         for bucket in self._buckets:
-            self._lanes[0].thread.submit("broadcast", bucket.values, collective="native").wait()
+            self._sent_now("broadcast", bucket.values, "native")
         frozen = [p for p in module.parameters() if not p.requires_grad]
         broadcast_bytes([*frozen, *module.buffers()], self.process_group)
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
@@ -404,7 +403,11 @@ class ShardedDataParallel(nn.Module):
                 self._arrivals.expect(bucket.parameters, self._submit("all-gather", number))
 
     def _gather_flat(self, flat: torch.Tensor, collective: str) -> None:
-        self._lanes[0].thread.submit("all-gather", flat, collective=collective).wait()
+        self._sent_now("all-gather", flat, collective)
+
+    def _sent_now(self, operation: Operation, flat: torch.Tensor, collective: str) -> None:
+        for done in self._lanes.submit(operation, flat, collective=collective):
+            done.wait()
 
     def _submit(self, operation: Operation, number: int) -> Message:
         bucket = self._buckets[number]
@@ -415,15 +418,14 @@ class ShardedDataParallel(nn.Module):
             f"{len(self._buckets)}"
         )
         # The thread must not be the last to have the wrapper, whose end it would wait for itself.
-        lane, recorder = self._lanes[number % LANES], self._recorder
+        recorder = self._recorder
 
-        def run() -> None:
-            started_s = time.perf_counter()
-            lane.communicator.run(operation, flat, collective=bucket.collective)
+        def note(began_s: float) -> None:
             if recorder is not None:
-                recorder.done(started_s, bucket.parameters, flat.nbytes, operation=operation)
+                recorder.done(began_s, bucket.parameters, flat.nbytes, operation=operation)
 
-        return Message(lane.thread.submit_task(run, flat), where)
+        shares = self._lanes.submit(operation, flat, collective=bucket.collective, on_end=note)
+        return Message(shares, where)
 
 
 def _stepped(

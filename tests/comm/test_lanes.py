@@ -1,0 +1,70 @@
+"""Messages that several threads carry together end as if one had carried them."""
+
+from contextlib import closing
+
+import pytest
+import torch
+from ranks import on_threads
+
+from gradweave.collectives.schedule import block_edges
+from gradweave.comm import Communicator
+from gradweave.comm.lanes import LANES, LEAST_SHARED_BYTES, Lanes, Message
+from gradweave.errors import CollectiveError
+
+ELEMENTS = LEAST_SHARED_BYTES // 4
+# Shared and not, in turn; blocks of unequal sizes, and none for some ranks.
+SIZES = (ELEMENTS, 3, 5 * ELEMENTS + 1, 1, ELEMENTS + 7, ELEMENTS - 1, 2)
+
+
+def whole_numbers(elements, rank):
+    generator = torch.Generator().manual_seed(1000 * rank + elements)
+    return torch.randint(-9, 10, (elements,), generator=generator).float()
+
+
+def with_lanes(*groups_and_rest):
+    groups, (fn, *args) = groups_and_rest[:LANES], groups_and_rest[LANES:]
+    with closing(Lanes([Communicator(group) for group in groups])) as lanes:
+        return fn(groups[0], lanes, *args)
+
+
+def summed_and_gathered(group, lanes, collective):
+    """Both halves of an all-reduce for each size, all on their way at once."""
+    ranks = range(group.size())
+    messages = [whole_numbers(elements, group.rank()) for elements in SIZES]
+    begun = []
+    for operation in ("reduce-scatter", "all-gather"):
+        sent = [
+            lanes.submit(operation, message, collective=collective, on_end=begun.append)
+            for message in messages
+        ]
+        for shares in sent:
+            Message(shares, "here").wait()
+        if operation == "reduce-scatter":
+            for message in messages:  # what is not this rank's must come from the others
+                first, last = block_edges(len(message), len(ranks))[group.rank() :][:2].tolist()
+                message[:first] = message[last:] = float("nan")
+    expected = [sum(whole_numbers(elements, rank) for rank in ranks) for elements in SIZES]
+    right = [torch.equal(*pair) for pair in zip(messages, expected, strict=True)]
+    return all(right), len(begun)
+
+
+@pytest.mark.parametrize("collective", ["ring", "halving-doubling", "native"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+def test_shares_make_up_the_whole(world, collective):
+    if collective == "halving-doubling" and world not in {1, 2, 4}:
+        pytest.skip("its blocks are for powers of two")
+    found = on_threads(world, with_lanes, summed_and_gathered, collective, groups=LANES)
+    assert found == [(True, 2 * len(SIZES))] * world
+
+
+def unequal(group, lanes):
+    """Ranks that send different messages are told so, whichever lane notices."""
+    message = torch.zeros(ELEMENTS + group.rank())
+    with pytest.raises(CollectiveError, match=r"^bucket 7: ") as caught:
+        Message(lanes.submit("all-gather", message, collective="ring"), "bucket 7").wait()
+    return str(caught.value)
+
+
+def test_a_failure_says_which_message():
+    for complaint in on_threads(2, with_lanes, unequal, groups=LANES):
+        assert "elements" in complaint
