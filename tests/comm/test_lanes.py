@@ -1,4 +1,4 @@
-"""Messages that several threads carry together end as if one had carried them."""
+"""Messages that take turns on several threads end as if they had followed each other."""
 
 from contextlib import closing
 
@@ -8,12 +8,11 @@ from ranks import on_threads
 
 from gradweave.collectives.schedule import block_edges
 from gradweave.comm import Communicator
-from gradweave.comm.lanes import LANES, LEAST_SHARED_BYTES, Lanes, Message
+from gradweave.comm.lanes import LANES, Lanes, Message
 from gradweave.errors import CollectiveError
 
-ELEMENTS = LEAST_SHARED_BYTES // 4
-# Shared and not, in turn; blocks of unequal sizes, and none for some ranks.
-SIZES = (ELEMENTS, 3, 5 * ELEMENTS + 1, 1, ELEMENTS + 7, ELEMENTS - 1, 2)
+# Large and small ones in turn; blocks of unequal sizes, and none for some ranks.
+SIZES = (260_000, 3, 1_000_001, 1, 260_007, 1024, 2)
 
 
 def whole_numbers(elements, rank):
@@ -37,8 +36,8 @@ def summed_and_gathered(group, lanes, collective):
             lanes.submit(operation, message, collective=collective, on_end=begun.append)
             for message in messages
         ]
-        for shares in sent:
-            Message(shares, "here").wait()
+        for done in sent:
+            Message(done, "here").wait()
         if operation == "reduce-scatter":
             for message in messages:  # what is not this rank's must come from the others
                 first, last = block_edges(len(message), len(ranks))[group.rank() :][:2].tolist()
@@ -50,7 +49,7 @@ def summed_and_gathered(group, lanes, collective):
 
 @pytest.mark.parametrize("collective", ["ring", "halving-doubling", "native"])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-def test_shares_make_up_the_whole(world, collective):
+def test_halves_make_up_the_whole(world, collective):
     if collective == "halving-doubling" and world not in {1, 2, 4}:
         pytest.skip("its blocks are for powers of two")
     found = on_threads(world, with_lanes, summed_and_gathered, collective, groups=LANES)
@@ -58,8 +57,8 @@ def test_shares_make_up_the_whole(world, collective):
 
 
 def unequal(group, lanes):
-    """Ranks that send different messages are told so, whichever lane notices."""
-    message = torch.zeros(ELEMENTS + group.rank())
+    """Ranks that send different messages are told so."""
+    message = torch.zeros(1024 + group.rank())
     with pytest.raises(CollectiveError, match=r"^bucket 7: ") as caught:
         Message(lanes.submit("all-gather", message, collective="ring"), "bucket 7").wait()
     return str(caught.value)

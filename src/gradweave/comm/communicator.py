@@ -13,7 +13,7 @@ from gradweave.collectives.program import Program, program
 from gradweave.collectives.topology import Topology, flat_topology, topology_of
 from gradweave.comm.agree import gather_text, group_device
 from gradweave.comm.agreement import Agreement
-from gradweave.comm.execute import WHOLE, Call, Scratch, Share, execute, slices_for
+from gradweave.comm.execute import Call, Scratch, execute, slices_for
 from gradweave.comm.native import NATIVE
 from gradweave.comm.rounds import execute_by_rounds
 from gradweave.comm.tiers import MakeGroup, fastest_collectives, tier_groups, tiered_all_reduce
@@ -54,27 +54,16 @@ class Communicator:
 
     @torch.no_grad()
     def run(
-        self,
-        operation: Operation,
-        message: torch.Tensor,
-        *,
-        collective: str,
-        root: int = 0,
-        share: Share = WHOLE,
+        self, operation: Operation, message: torch.Tensor, *, collective: str, root: int = 0
     ) -> None:
         """Sum over all ranks, or copy from ``root`` to all.
 
         For reduce-scatter and all-gather, what ``block_edges`` gives to block r belongs to rank r.
-
-        A ``share`` is carried here, the others by communicators of other groups at the same time;
-        what cannot be cut into slices is carried by the first.
         """
         if message.dim() != 1 or not message.is_contiguous():
             raise ValueError(f"message must be flat and contiguous, got shape {message.shape}")
         what = f"{operation} by {collective}"
         kind = f"{what}, {message.dtype}, {message.numel()} elements, root {root}"
-        if share != WHOLE:
-            kind += f", share {share.first + 1} of {share.of}"
         call = Call(self.group, what, kind, self._calls)
         self._calls += 1
         tiers = _named_tiers(operation, collective, self.topology)
@@ -84,12 +73,12 @@ class Communicator:
         self._agreement.check(call, device=message.device, circumstances=layout)
         if self.group.size() == 1 or message.numel() == 0:
             return
-        if collective != "native" and not tiers:
-            self._run_ours(operation, message, call, steps, share)
-        elif share.first == 0 and tiers:
-            self._run_tiers(message, tiers, call)
-        elif share.first == 0:
+        if collective == "native":
             self._run_native(operation, message, call, root)
+        elif tiers:
+            self._run_tiers(message, tiers, call)
+        else:
+            self._run_ours(operation, message, call, steps)
 
     def _run_native(
         self, operation: Operation, message: torch.Tensor, call: Call, root: int
@@ -100,19 +89,13 @@ class Communicator:
             raise call.failed("the backend's own collective", error) from error
 
     def _run_ours(
-        self,
-        operation: Operation,
-        message: torch.Tensor,
-        call: Call,
-        steps: Program,
-        share: Share = WHOLE,
+        self, operation: Operation, message: torch.Tensor, call: Call, steps: Program
     ) -> None:
         if self.group.name() != "gloo":
-            if share.first == 0:
-                execute_by_rounds(steps, message, call)
+            execute_by_rounds(steps, message, call)
             return
-        slices = slices_for(message, steps, owned=operation in OWNED, shares=share.of)
-        execute(steps, message, call, scratch=self._scratch, slices=slices, share=share)
+        slices = slices_for(message, steps, owned=operation in OWNED)
+        execute(steps, message, call, scratch=self._scratch, slices=slices)
 
     def _run_tiers(self, message: torch.Tensor, named: tuple[str, ...], call: Call) -> None:
         if self._tiers is None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
-from typing import NamedTuple
 from zlib import crc32
 
 import torch
@@ -38,22 +37,12 @@ MESSAGES = 1 << 20
 CALLS = 1 << 11
 
 
-class Share(NamedTuple):
-    """Of a message that several groups carry together: every ``of``-th slice from ``first`` on."""
-
-    first: int
-    of: int
-
-
-WHOLE = Share(0, 1)
-
-
-def slices_for(message: torch.Tensor, program: Program, *, owned: bool, shares: int = 1) -> int:
+def slices_for(message: torch.Tensor, program: Program, *, owned: bool) -> int:
     """How many slices pay. ``owned``: it matters which part of the message is which block."""
     if owned and not program.block_by_block:
         return 1
     block_bytes = message.numel() * message.element_size() // program.blocks
-    wanted = min(MOST_LANES * shares, block_bytes // LEAST_SLICE_BYTES)
+    wanted = min(MOST_LANES, block_bytes // LEAST_SLICE_BYTES)
     needed = ceil(block_bytes / MOST_SLICE_BYTES)
     return max(1, min(max(wanted, needed), MESSAGES // (1 + len(program.steps))))
 
@@ -95,19 +84,12 @@ class Call:
 
 
 def execute(
-    program: Program,
-    message: torch.Tensor,
-    call: Call,
-    *,
-    scratch: Scratch,
-    slices: int,
-    share: Share = WHOLE,
+    program: Program, message: torch.Tensor, call: Call, *, scratch: Scratch, slices: int
 ) -> None:
-    """Run ``program`` on a flat, contiguous ``message``, or on a share of its slices."""
-    numbered = enumerate(_views(program, message, slices))
+    """Run ``program`` on a flat, contiguous ``message``."""
     lanes = (
         _Lane(program, views, _Link(call, number, slices), scratch)
-        for number, views in islice(numbered, share.first, None, share.of)
+        for number, views in enumerate(_views(program, message, slices))
     )
     active = deque(islice(lanes, MOST_LANES))
     for lane in active:

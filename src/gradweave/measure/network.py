@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, pairwise, product
+from itertools import pairwise, product
 from math import prod, sqrt
 from statistics import median
 
@@ -75,9 +75,9 @@ def calibrate(
     """Time operations by algorithms, and transfers between two ranks.
 
     Call it on every rank, with nothing else on the group; all return the same. By default samples
-    are taken both idle and beside matrix products. Reduce-scatters and all-gathers go over the
-    group and ``other_lanes``, as when ShardedDataParallel sends them. ``advance`` is called when a
-    size is done.
+    are taken both idle and beside matrix products. Reduce-scatters and all-gathers take turns on
+    the group and ``other_lanes``, as when ShardedDataParallel sends them. ``advance`` is called
+    when a size is done.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
@@ -214,6 +214,11 @@ class _Stream:
         (once_s,) = largest(communicator.group, [time.perf_counter() - started_s], device=device)
         most = max(2, min(MOST_MESSAGES, MOST_STREAM_BYTES // nbytes))
         self.messages = max(2, min(most, round(STREAM_S / once_s)))
+        if way.operation in OPERATIONS["both"]:
+            # Each lane twice, unless that is too much, and all equally often: where the last
+            # message travels alone, a stream of few is slower than training's.
+            wanted = min(most, max(self.messages, 2 * len(lanes)))
+            self.messages = max(1, wanted // len(lanes)) * len(lanes)
         self.is_long = once_s > LONG_S
         self._pause_s = PAUSE_SHARE * once_s
         self._buffers = [first, *(torch.zeros_like(first) for _ in range(self.messages - 1))]
@@ -248,7 +253,7 @@ class _Stream:
         operation, collective = self._way
         if operation in OPERATIONS["both"]:
             sent = [self._lanes.submit(operation, m, collective=collective) for m in messages]
-            for done in chain.from_iterable(sent):
+            for done in sent:
                 done.wait()
             return
         for message in messages:

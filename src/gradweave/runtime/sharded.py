@@ -406,8 +406,7 @@ class ShardedDataParallel(nn.Module):
         self._sent_now("all-gather", flat, collective)
 
     def _sent_now(self, operation: Operation, flat: torch.Tensor, collective: str) -> None:
-        for done in self._lanes.submit(operation, flat, collective=collective):
-            done.wait()
+        self._lanes.submit(operation, flat, collective=collective).wait()
 
     def _submit(self, operation: Operation, number: int) -> Message:
         bucket = self._buckets[number]
@@ -424,8 +423,8 @@ class ShardedDataParallel(nn.Module):
             if recorder is not None:
                 recorder.done(began_s, bucket.parameters, flat.nbytes, operation=operation)
 
-        shares = self._lanes.submit(operation, flat, collective=bucket.collective, on_end=note)
-        return Message(shares, where)
+        sent = self._lanes.submit(operation, flat, collective=bucket.collective, on_end=note)
+        return Message(sent, where)
 
 
 def _stepped(
