@@ -18,6 +18,7 @@ class RealQuestion(Struct, frozen=True, kw_only=True):
     least_steps: int
     batch_size: int  # of each worker
     learning_rate: float
+    is_double: bool = False  # in float64, where roundings are too small to grow into losses
     steps_when_settled: int = 0  # and so many more
 
 

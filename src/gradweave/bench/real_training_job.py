@@ -35,7 +35,7 @@ def training(
 ) -> Iterator[tuple[Step, Callable[[], bool]]]:
     """One step of it, and whether it may end."""
     torch.manual_seed(0)
-    model = MODELS[question.model]()
+    model = MODELS[question.model]().to(_dtype(question))
 
     def optimizer_of(module: nn.Module) -> torch.optim.SGD:
         return torch.optim.SGD(module.parameters(), lr=question.learning_rate, momentum=0.9)
@@ -98,7 +98,8 @@ def losses(
         while len(found) < least_steps or not may_end() or when_settled > 0:
             when_settled -= may_end()
             batch = images.take(order.indices(len(found)))
-            loss = step(lambda model: cross_entropy(model(batch.normalised()), batch.labels))  # noqa: B023
+            inputs = batch.normalised().to(_dtype(question))
+            loss = step(lambda model: cross_entropy(model(inputs), batch.labels))  # noqa: B023
             found.append(float(loss))
             wall_s.append(time.perf_counter() - started_s)
             if group.rank() == 0:
@@ -111,6 +112,10 @@ def losses(
         losses=tuple((means / group.size()).tolist()),
         wall_s=tuple(wall_s),
     )
+
+
+def _dtype(question: RealQuestion) -> torch.dtype:
+    return torch.float64 if question.is_double else torch.float32
 
 
 def main() -> None:
