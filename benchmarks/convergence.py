@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave import files
-from gradweave.bench.convergence import Epoch, Outcome, Training, train_to_the_end
+from gradweave.bench.convergence import Epoch, Momentum, Outcome, Training, train_to_the_end
 from gradweave.lab import Cluster, ClusterSpec
 from gradweave.results import Losses
 
@@ -36,7 +36,8 @@ class Experiment:
     full_title: str = ""  # where it is another
     dense: Training
     densities: tuple[float, ...]
-    uncorrected: tuple[float, ...] = ()  # these also with the optimizer's momentum, as the paper
+    # The optimizer's is the paper's.
+    momenta: tuple[Momentum, ...] = ("masked",)
     seeds: tuple[int, ...] = SEEDS
     full: Training  # of the whole width, with the papers' epochs, on the same data
 
@@ -46,10 +47,10 @@ class Experiment:
         dense = replace(self.full if full else self.dense, seed=seed)
         return [
             dense,
-            *(replace(dense, density=density) for density in self.densities),
             *(
-                replace(dense, density=density, corrected_momentum=False)
-                for density in self.uncorrected
+                replace(dense, density=density, momentum=momentum)
+                for density in self.densities
+                for momentum in self.momenta
             ),
         ]
 
@@ -62,7 +63,7 @@ class Experiment:
         return [
             one
             for one in everything.outcomes
-            if replace(one.training, density=None, corrected_momentum=True, seed=wanted.seed)
+            if replace(one.training, density=None, momentum=wanted.momentum, seed=wanted.seed)
             == wanted
         ]
 
@@ -132,7 +133,7 @@ EXPERIMENTS = {
         title="LSTM on tiny Shakespeare",
         dense=CHAR_LSTM,
         densities=(0.005,),
-        uncorrected=(0.005,),
+        momenta=("masked", "corrected", "optimizer's"),
         full=replace(CHAR_LSTM, epochs=40, warmup_epochs=4),
     ),
     "vgg16": Experiment(
@@ -209,9 +210,9 @@ def page(everything: Everything, stem: str, *, full: bool) -> str:
         f"Made by `python benchmarks/convergence.py`. {WORKERS} workers on loopback. "
         "Dense runs use torch's own wrapper and SGD with momentum 0.9; gTop-k runs use "
         "`DistributedDataParallel(compression=GTopK(…))` by butterfly over the whole model with "
-        "corrected momentum 0.9 unless said, the paper's densities of warm-up (0.25, 0.0725, "
-        "0.015, 0.004; none below the final one), and otherwise the same settings, seeds and "
-        "epochs. All ranks of "
+        "momentum 0.9 (corrected before selection, also masked where elements were applied, or "
+        "the optimizer's), the paper's densities of warm-up (0.25, 0.0725, 0.015, 0.004; none "
+        "below the final one), and otherwise the same settings, seeds and epochs. All ranks of "
         f"{sum(outcome.same_weights for outcome in shown)} of {len(shown)} trainings ended with "
         "the same bits.",
     ]

@@ -45,7 +45,7 @@ def test_trainings_learn_alike_and_ranks_agree(data, tmp_path):
     """
     trainings = [
         TRAINING,
-        replace(TRAINING, density=1.0, corrected_momentum=False),
+        replace(TRAINING, density=1.0, momentum="optimizer's"),
         replace(TRAINING, density=0.01, clip_norm=1.0),
     ]
     ranks = on_processes(2, each_trained, data, trainings, scratch=tmp_path)

@@ -12,6 +12,9 @@ from gradweave.lab import Cluster
 from gradweave.results import LossSeries
 
 Data = Literal["cifar10", "fashion-mnist", "shakespeare"]
+# Corrected before selection, with or without restarting where elements were applied; or torch's own
+# optimizer's, after the exchange.
+Momentum = Literal["masked", "corrected", "optimizer's"]
 
 
 class Training(Struct, frozen=True, kw_only=True):
@@ -33,17 +36,14 @@ class Training(Struct, frozen=True, kw_only=True):
     clip_norm: float | None = None  # of the mean gradient
     warmup_epochs: float  # for all densities of the warm-up together
     density: float | None = None  # after warm-up; None: dense
-    corrected_momentum: bool = True  # before selection instead of after it
-    masking: bool = True  # of corrected momentum, where elements have been applied
+    momentum: Momentum = "masked"  # where it is not dense
     seed: int = 0
 
     @property
     def label(self) -> str:
         if self.density is None:
             return "dense"
-        kind = "" if self.masking else ", momentum not masked"
-        kind = kind if self.corrected_momentum else ", optimizer's momentum"
-        return f"gTop-k, density {self.density:g}{kind}"
+        return f"gTop-k, density {self.density:g}, {self.momentum} momentum"
 
 
 class Epoch(Struct, frozen=True, kw_only=True):

@@ -153,8 +153,8 @@ class Learner:
                 final=training.density,
                 steps_each=max(1, self._warmup_steps // len(PAPER_WARMUP)),
             ),
-            momentum=MOMENTUM if training.corrected_momentum else None,
-            masking=training.masking,
+            momentum=None if training.momentum == "optimizer's" else MOMENTUM,
+            masking=training.momentum == "masked",
             # The wrapper limits the norm of the sum, which is the mean's times the ranks.
             clip_norm=None if clip_norm is None else clip_norm * self._group.size(),
             whole_model=True,
@@ -166,7 +166,7 @@ class Learner:
     def _make_optimizer(self) -> torch.optim.SGD:
         """Momentum makes steps 1 / (1 - momentum) times longer, those of weight decay too."""
         training = self._training
-        corrected = training.density is not None and training.corrected_momentum
+        corrected = training.density is not None and training.momentum != "optimizer's"
         return torch.optim.SGD(
             self.model.parameters(),
             lr=training.learning_rate,
