@@ -3,7 +3,8 @@
 Replayed traces under several runtimes, predicted before and measured. Writes OUTPUT.json (every
 result), OUTPUT.md (tables) and a picture. About fifty minutes on two cores; leave the machine alone
 meanwhile. ``--only NAME`` runs one experiment and keeps the others of OUTPUT.json, ``--again``
-writes the page anew from it. Run folders with timelines go to --runs.
+writes the page anew from it. Run folders with timelines go to --runs; the network of one of them
+can be given with --network instead of being calibrated.
 """
 
 import argparse
@@ -18,10 +19,11 @@ from experiments import EXPERIMENTS, PAPERS, Experiment
 from made_with import made_with
 from msgspec import Struct
 
-from gradweave import Network, Trace, load_trace
+from gradweave import Network, Trace, files, load_trace
 from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
 from gradweave.bench.training import Settings, density_of, to_measure, train_on_cluster
 from gradweave.lab import Cluster, ClusterSpec
+from gradweave.planning.bsp import find_loop
 from gradweave.results import Result
 from gradweave.runs import RunFolder
 
@@ -39,10 +41,10 @@ class Everything(Struct, frozen=True, kw_only=True):
     measured: list[Measured]
 
 
-def measure(experiment: Experiment, runs: Path) -> Iterator[Measured]:
+def measure(experiment: Experiment, runs: Path, known: Network | None) -> Iterator[Measured]:
     for nodes, rate in experiment.clusters:
         with Cluster(ClusterSpec(nodes=nodes, rate=rate)) as cluster:
-            network = _calibrated(cluster, experiment)
+            network = known or _calibrated(cluster, experiment)
             for time in range(experiment.times):
                 for name, scale in experiment.traces:
                     print(f"{experiment.name}: {name}, {nodes} nodes at {rate}", flush=True)
@@ -114,6 +116,8 @@ def page(everything: Everything, stem: str) -> str:
                 lines += _compared(experiment, found)
             elif experiment.name == "sparse":
                 lines += [*_table(found), "", *_shares(found)]
+            elif experiment.name == "loops":
+                lines += _loops(found)
             else:
                 lines += _order(found) if experiment.times > 1 else _table(found)
             if experiment.name == "scaling":
@@ -193,6 +197,27 @@ def _shares(found: list[Measured]) -> list[str]:
             lines.append(
                 f"| {row.trace} | {row.nodes} | {row.runtime} | {row.compute_s * 1e3:,.0f} "
                 f"| {selection_s * 1e3:,.0f} | {(row.exposed_s - selection_s) * 1e3:,.0f} |"
+            )
+    return lines
+
+
+def _loops(found: list[Measured]) -> list[str]:
+    """The paper's Table 2."""
+    lines = [
+        "Communication is what backward and forward do not hide.",
+        "",
+        "| trace | scale | loop | collective | iteration ms | predicted ms | computation ms "
+        "| communication ms | share of communication |",
+        "|---|---:|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for one in found:
+        for row in one.results:
+            loop = find_loop(row.runtime)
+            lines.append(
+                f"| {row.trace} | {one.parameter_scale:g} | {loop.name} | {loop.collective} "
+                f"| {row.iteration_s * 1e3:,.0f} | {row.predicted_s * 1e3:,.0f} "
+                f"| {row.compute_s * 1e3:,.0f} | {row.exposed_s * 1e3:,.0f} "
+                f"| {row.exposed_s / row.iteration_s:.0%} |"
             )
     return lines
 
@@ -277,13 +302,15 @@ def main() -> None:
     parser.add_argument("--only", choices=names, action="append")
     parser.add_argument("--again", action="store_true", help="measure nothing")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="default: runs")
+    parser.add_argument("--network", type=Path, help="calibrated before")
     options = parser.parse_args()
+    network = options.network and files.read(options.network, Network)
     raw = options.output.with_suffix(".json")
     for experiment in EXPERIMENTS:
         if options.again or (options.only and experiment.name not in options.only):
             continue
         others = [one for one in _known(raw).measured if one.experiment != experiment.name]
-        for one in measure(experiment, options.runs):
+        for one in measure(experiment, options.runs, network):
             others.append(one)  # kept after each, for a run may be interrupted
             everything = Everything(made_with=made_with(), measured=others)
             raw.write_bytes(msgspec.json.format(msgspec.json.encode(everything), indent=1))
