@@ -208,7 +208,7 @@ EXPERIMENTS += [
         backward_s=0.2,
         runtimes=LOOPS,
         repeats=3,
-        iterations=3,
+        iterations=5,
         largest_bytes=16 * MIB,
         calibrated=3,
     ),
