@@ -1,3 +1,6 @@
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,27 @@ from report_cases import (
     write_odd_run,
     write_run,
 )
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
 
 from gradweave.report.folders import read_folders
 from gradweave.report.page import make_page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    """Without one tests are skipped, except where CI is set: there they must run."""
+    driver, program = shutil.which("chromedriver"), shutil.which("chromium")
+    if driver is None or program is None:
+        reason = "no browser: install chromium and chromium-driver"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    with webdriver.Chrome(options=options, service=Service(driver)) as chrome:
+        yield chrome
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,7 @@
-"""The page in a real browser: Debian's chromium, headless, driven over WebDriver.
-
-Without a browser these tests are skipped, except where CI is set: there they must run.
-"""
+"""The page in a real browser: Debian's chromium, headless, driven over WebDriver."""
 
 import base64
 import json
-import os
-import shutil
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +16,6 @@ from report_cases import (
     write_run,
 )
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -40,21 +33,6 @@ SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 WIDTHS = (1280, 390)
 # It takes a twentieth of that here; a busy machine is no failure, a page that hangs is one.
 WITHIN_MS = 10_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    driver, program = shutil.which("chromedriver"), shutil.which("chromium")
-    if driver is None or program is None:
-        reason = "no browser: install chromium and chromium-driver"
-        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with webdriver.Chrome(options=options, service=Service(driver)) as chrome:
-        yield chrome
 
 
 class Page:
