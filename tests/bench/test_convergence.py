@@ -86,8 +86,8 @@ def test_the_page_says_what_diverged():
         "stem",
         full=False,
     )
-    assert "| gTop-k, density 0.0005 | 1 | diverged |" in text
-    assert "| gTop-k, density 0.005 | 1 | 48.00 % |" in text
+    assert "| gTop-k 0.0005, masked momentum | 1 | diverged |" in text
+    assert "| gTop-k 0.005, masked momentum | 1 | 48.00 % |" in text
 
 
 def test_the_page_compares_seed_by_seed():
@@ -95,7 +95,7 @@ def test_the_page_compares_seed_by_seed():
     outcomes = [outcome(None, 0, 0.5), outcome(None, 1, 0.9), outcome(0.005, 0, 0.48)]
     text = page(Everything(made_with="by hand", outcomes=outcomes), "stem", full=False)
     (row,) = (line for line in text.splitlines() if line.startswith("| gTop-k"))
-    assert row.startswith("| gTop-k, density 0.005 | 1 | 48.00 % | -2.00 |")
+    assert row.startswith("| gTop-k 0.005, masked momentum | 1 | 48.00 % | -2.00 |")
 
 
 def test_the_page_compares_trainings_of_one_size():

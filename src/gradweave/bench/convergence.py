@@ -43,7 +43,7 @@ class Training(Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         if self.density is None:
             return "dense"
-        return f"gTop-k, density {self.density:g}, {self.momentum} momentum"
+        return f"gTop-k {self.density:g}, {self.momentum} momentum"
 
 
 class Epoch(Struct, frozen=True, kw_only=True):
