@@ -36,7 +36,6 @@ class Experiment:
     full_title: str = ""  # where it is another
     dense: Training
     densities: tuple[float, ...]
-    # The optimizer's is the paper's.
     momenta: tuple[Momentum, ...] = ("masked",)
     seeds: tuple[int, ...] = SEEDS
     full: Training  # of the whole width, with the papers' epochs, on the same data
@@ -211,8 +210,8 @@ def page(everything: Everything, stem: str, *, full: bool) -> str:
         f"Made by `python benchmarks/convergence.py`. {WORKERS} workers on loopback. "
         "Dense runs use torch's own wrapper and SGD with momentum 0.9; gTop-k runs use "
         "`DistributedDataParallel(compression=GTopK(…))` by butterfly over the whole model with "
-        "momentum 0.9 (corrected before selection, also masked where elements were applied, or "
-        "the optimizer's), the paper's densities of warm-up (0.25, 0.0725, 0.015, 0.004; none "
+        "momentum 0.9 (corrected before selection; masked: it restarts where elements were "
+        "applied), the paper's densities of warm-up (0.25, 0.0725, 0.015, 0.004; none "
         "below the final one), and otherwise the same settings, seeds and epochs. All ranks of "
         f"{sum(outcome.same_weights for outcome in shown)} of {len(shown)} trainings ended with "
         "the same bits.",

@@ -52,7 +52,7 @@ EXPERIMENTS = [
     ),
     Experiment(
         name="resnet20-float64",
-        title="The same in float64: differences of losses are roundings that have grown",
+        title="The same in float64, where roundings are smaller",
         spec=ClusterSpec(nodes=4, rate="1gbit"),
         question=replace(RESNET20, is_double=True),
     ),

@@ -33,6 +33,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     time: int
     parameter_scale: float
     selection_s: float | None = None  # of the model's largest gradients, where they are selected
+    calibrated_before: bool = False  # the network was given
     results: list[Result]
 
 
@@ -42,6 +43,8 @@ class Everything(Struct, frozen=True, kw_only=True):
 
 
 def measure(experiment: Experiment, runs: Path, known: Network | None) -> Iterator[Measured]:
+    if known is not None and len(experiment.clusters) > 1:
+        raise SystemExit(f"{experiment.name} has several clusters; calibrate them")
     for nodes, rate in experiment.clusters:
         with Cluster(ClusterSpec(nodes=nodes, rate=rate)) as cluster:
             network = known or _calibrated(cluster, experiment)
@@ -55,6 +58,7 @@ def measure(experiment: Experiment, runs: Path, known: Network | None) -> Iterat
                         time=time,
                         parameter_scale=scale,
                         selection_s=elements * network.selection_s_per_element or None,
+                        calibrated_before=known is not None,
                         results=_trained(experiment, cluster, network, trace, runs),
                     )
 
@@ -111,7 +115,7 @@ def page(everything: Everything, stem: str) -> str:
     for experiment in EXPERIMENTS:
         found = [one for one in everything.measured if one.experiment == experiment.name]
         if found:
-            lines += ["", f"## {experiment.title}", "", _settings(experiment), ""]
+            lines += ["", f"## {experiment.title}", "", _settings(experiment, found), ""]
             if experiment.ratios:
                 lines += _compared(experiment, found)
             elif experiment.name == "sparse":
@@ -133,10 +137,12 @@ def page(everything: Everything, stem: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _settings(experiment: Experiment) -> str:
+def _settings(experiment: Experiment, found: list[Measured]) -> str:
+    before = any(one.calibrated_before for one in found)
     return (
         f"Forward {experiment.forward_s:g} s, backward {experiment.backward_s:g} s; "
         f"{experiment.repeats} repeats of {experiment.iterations} iterations, taking turns."
+        f"{' The network was calibrated in an earlier run.' if before else ''}"
     )
 
 
@@ -171,7 +177,10 @@ def _compared(experiment: Experiment, found: list[Measured]) -> list[str]:
     ]
     for one in found:
         rows = {row.runtime: row for row in one.results}
-        times = (f"{row.iteration_s * 1e3:,.0f} ({row.messages})" for row in one.results)
+        times = (
+            f"{rows[name].iteration_s * 1e3:,.0f} ({rows[name].messages})"
+            for name in experiment.runtimes
+        )
         compared = (_ratio(rows[ours], rows[other]) for ours, other in ratios)
         first = one.results[0]
         lines.append(
@@ -304,6 +313,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="default: runs")
     parser.add_argument("--network", type=Path, help="calibrated before")
     options = parser.parse_args()
+    if options.network and len(options.only or ()) != 1:
+        parser.error("--network is of one cluster; choose one experiment with --only")
     network = options.network and files.read(options.network, Network)
     raw = options.output.with_suffix(".json")
     for experiment in EXPERIMENTS:

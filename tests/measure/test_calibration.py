@@ -6,6 +6,7 @@ from ranks import on_threads
 
 from gradweave import CollectiveCost, Curve, RequestError, files, make_plan
 from gradweave.collectives import ways
+from gradweave.comm import Communicator
 from gradweave.costs import Links
 from gradweave.measure.load import computing
 from gradweave.measure.network import calibrate
@@ -18,9 +19,13 @@ def calibrated(group, options):
     return files.dumps(network), len(advanced)
 
 
-def on_ranks(world, **options):
+def on_lanes(group, other, options):
+    return calibrated(group, {"other_lanes": [Communicator(other)], **options})
+
+
+def on_ranks(world, *, lanes=1, **options):
     options = {"repeats": 2, "largest_bytes": 16 * 1024, **options}
-    dumped = on_threads(world, calibrated, options)
+    dumped = on_threads(world, calibrated if lanes == 1 else on_lanes, options, groups=lanes)
     assert len(set(dumped)) == 1, "ranks differ"
     text, advanced = dumped[0]
     assert advanced >= 3
@@ -60,10 +65,11 @@ def test_other_operations_and_what_only_some_of_them_have():
     }
 
 
-def test_the_halves_of_an_all_reduce(small_trace):
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_halves_of_an_all_reduce(small_trace, lanes):
     """What plans for both passes are made from."""
     halves = ("reduce-scatter", "all-gather")
-    network = on_ranks(2, ways=ways(["all-reduce", *halves], ["ring"]))
+    network = on_ranks(2, lanes=lanes, ways=ways(["all-reduce", *halves], ["ring"]))
     assert {(c.operation, c.beside) for c in network.costs} == {
         (operation, beside)
         for operation in ("all-reduce", *halves)

@@ -1,5 +1,6 @@
 """Sharded data parallelism trains as one worker does on everybody's batch."""
 
+import time
 from collections import OrderedDict
 
 import pytest
@@ -23,6 +24,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from gradweave.comm import Communicator
 from gradweave.runtime.sharded import ShardedDataParallel
 from gradweave.workloads.datasets import Batches, fashion_mnist_subset
 from gradweave.workloads.models import SmallCNN
@@ -251,7 +253,19 @@ def stepped_twice(group, twins):
     return model.state_dict()
 
 
-def test_a_second_update_is_sent_too():
+def test_a_second_update_is_sent_too(monkeypatch):
+    """And its messages do not travel beside those of the first, which nobody has waited for."""
+    busy, twice, run = [], [], Communicator.run
+
+    def slowly(self, operation, message, **options):
+        where = message.data_ptr()
+        twice.extend([where] if where in busy else [])
+        busy.append(where)
+        time.sleep(0.01 * (message.numel() < 10))
+        run(self, operation, message, **options)
+        busy.remove(where)
+
+    monkeypatch.setattr(Communicator, "run", slowly)
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in batches(2):
@@ -261,6 +275,7 @@ def test_a_second_update_is_sent_too():
         optimizer.step()
     for state in on_ranks(2, stepped_twice):
         assert_same(state, model.state_dict())
+    assert twice == []
 
 
 def forgotten(group, twins):

@@ -23,11 +23,11 @@ class Lanes:
     """
 
     def __init__(self, communicators: Sequence[Communicator]) -> None:
-        self._lanes = [(one, CommunicationThread(one)) for one in communicators]
+        self._threads = [CommunicationThread(communicator) for communicator in communicators]
         self._turn = 0
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._threads)
 
     def submit(
         self,
@@ -41,12 +41,12 @@ class Lanes:
 
         ``on_end`` is called with the moment at which the message began to travel.
         """
-        communicator, thread = self._lanes[self._turn]
-        self._turn = (self._turn + 1) % len(self._lanes)
+        thread = self._threads[self._turn]
+        self._turn = (self._turn + 1) % len(self._threads)
 
         def carry() -> None:
             began_s = time.perf_counter()
-            communicator.run(operation, message, collective=collective)
+            thread.communicator.run(operation, message, collective=collective)
             if on_end is not None:
                 on_end(began_s)
 
@@ -54,18 +54,18 @@ class Lanes:
 
     def drain(self, within_s: float) -> None:
         """Until everything submitted is over or has failed, or so long for each thread."""
-        for _, thread in self._lanes:
+        for thread in self._threads:
             thread.drain(within_s)
 
     def close(self) -> None:
         """Until everything submitted is over."""
-        for _, thread in self._lanes:
+        for thread in self._threads:
             thread.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """Knows what to say when it fails, without its wrapper, which modules must not keep alive."""
+class Sent:
+    """Something on its way, which knows what to say when it fails."""
 
     done: Done
     where: str

@@ -29,7 +29,7 @@ class CommunicationThread:
     """
 
     def __init__(self, communicator: Communicator) -> None:
-        self._communicator = communicator
+        self.communicator = communicator
         self._failure: BaseException | None = None
         self._closed = False
         self._streams: dict[torch.device, torch.Stream] = {}
@@ -43,7 +43,7 @@ class CommunicationThread:
         """A future of the message itself; once a collective has failed, all later ones fail."""
 
         def task() -> None:
-            self._communicator.run(operation, message, collective=collective, root=root)
+            self.communicator.run(operation, message, collective=collective, root=root)
 
         return self.submit_task(task, message)
 

@@ -76,8 +76,8 @@ def calibrate(
 
     Call it on every rank, with nothing else on the group; all return the same. By default samples
     are taken both idle and beside matrix products. Reduce-scatters and all-gathers take turns on
-    the group and ``other_lanes``, as when ShardedDataParallel sends them. ``advance`` is called
-    when a size is done.
+    the group and ``other_lanes``; give one less than ShardedDataParallel has threads, so that their
+    curves are true for it. ``advance`` is called when a size is done.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
@@ -88,7 +88,8 @@ def calibrate(
     communicator = communicator or Communicator(group)
     if beside is None:
         beside = {"nothing": nullcontext, "compute": partial(computing, group_device(group))}
-    with closing(Lanes([communicator, *other_lanes])) as lanes:
+    is_sharded = any(way.operation in OPERATIONS["both"] for way in ways)
+    with closing(Lanes([communicator, *other_lanes] if is_sharded else ())) as lanes:
         survey = _Survey(communicator, lanes, list(ways), repeats=repeats, beside=beside)
         _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
     links = _measure_links(communicator)
@@ -208,7 +209,8 @@ class _Stream:
         device = group_device(communicator.group)
         first = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
         self._pause_s = 0.0
-        self._send([first])  # the first of its kind builds a program and compares notes
+        for _ in range(max(1, len(lanes))):
+            self._send([first])  # the first of its kind builds a program and compares notes
         started_s = time.perf_counter()
         self._send([first])
         (once_s,) = largest(communicator.group, [time.perf_counter() - started_s], device=device)

@@ -23,7 +23,7 @@ from gradweave import collectives
 from gradweave.comm import Communicator
 from gradweave.comm.agree import broadcast_bytes, group_device, ranks_that_differ
 from gradweave.comm.communicator import same_ranks, world_group
-from gradweave.comm.lanes import LANES, Lanes, Message
+from gradweave.comm.lanes import LANES, Lanes, Sent
 from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
@@ -132,7 +132,7 @@ class ShardedDataParallel(nn.Module):
         asked = given.plan if isinstance(given, Recipe) else given
         self._lay_out(asked or first)
         for bucket in self._buckets:
-            self._sent_now("broadcast", bucket.values, "native")
+            self._send_and_wait("broadcast", bucket.values, "native")
         frozen = [p for p in module.parameters() if not p.requires_grad]
         broadcast_bytes([*frozen, *module.buffers()], self.process_group)
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
@@ -339,7 +339,7 @@ class ShardedDataParallel(nn.Module):
         self.plan = plan
         self._buckets = flat_buckets(plan, self._full)
         self._shards.lay_out(self._buckets)
-        self._sent: list[Message] = []
+        self._sent: list[Sent] = []
         wrapper = weakref.ref(self)  # parameters must not keep their wrapper alive
         self._departures = Departures(
             self._buckets,
@@ -393,6 +393,8 @@ class ShardedDataParallel(nn.Module):
 
         After each step of an optimizer of torch's, or else when the model is called.
         """
+        # After another update without a pass: two messages of one bucket would mix on two threads.
+        self._arrivals.wait_for_all()
         self._is_stale = False
         # What forward reads first comes first: the other end of backward's order.
         for number in reversed(range(len(self._buckets))):
@@ -403,12 +405,12 @@ class ShardedDataParallel(nn.Module):
                 self._arrivals.expect(bucket.parameters, self._submit("all-gather", number))
 
     def _gather_flat(self, flat: torch.Tensor, collective: str) -> None:
-        self._sent_now("all-gather", flat, collective)
+        self._send_and_wait("all-gather", flat, collective)
 
-    def _sent_now(self, operation: Operation, flat: torch.Tensor, collective: str) -> None:
+    def _send_and_wait(self, operation: Operation, flat: torch.Tensor, collective: str) -> None:
         self._lanes.submit(operation, flat, collective=collective).wait()
 
-    def _submit(self, operation: Operation, number: int) -> Message:
+    def _submit(self, operation: Operation, number: int) -> Sent:
         bucket = self._buckets[number]
         flat = bucket.values if operation == "all-gather" else bucket.gradients
         step = self._step if operation == "all-gather" else self._step + 1
@@ -424,7 +426,7 @@ class ShardedDataParallel(nn.Module):
                 recorder.done(began_s, bucket.parameters, flat.nbytes, operation=operation)
 
         sent = self._lanes.submit(operation, flat, collective=bucket.collective, on_end=note)
-        return Message(sent, where)
+        return Sent(sent, where)
 
 
 def _stepped(
