@@ -19,7 +19,7 @@ from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from gradweave.costs import Link, flat
 from gradweave.network import Network
@@ -50,7 +50,9 @@ class Page:
         features = [{"name": "prefers-color-scheme", "value": theme}]
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         self.browser.get(self.url)
-        assert self.run("return document.documentElement.dataset.ready") == "true"
+        WebDriverWait(self.browser, WITHIN_MS / 1000).until(
+            lambda _: self.run("return document.documentElement.dataset.ready") == "true"
+        )
 
     def size(self, width: int, height: int) -> None:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
