@@ -1,6 +1,6 @@
 """The experiments of training.py: which traces, clusters and runtimes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradweave import load_trace
 from gradweave.planning import bsp
@@ -103,42 +103,27 @@ EXPERIMENTS = [
     ),
 ]
 
-
-OURS_AND_TORCHS = (
-    ("gradweave", "torch-ddp"),
-    ("gradweave", "torch-ddp-tuned"),
-    ("ddp", "torch-ddp"),
-)
-OWN_BUCKETS = (
-    " `ddp` is our wrapper with torch's own buckets as its plan: what the wrapper itself costs."
+PAIRS = Experiment(
+    name="pairs",
+    title="Our wrapper beside torch's, thirty times in turn: 4 nodes at 1 Gbit/s",
+    clusters=((4, "1gbit"),),
+    traces=tuple(pair for pair in SHIPPED if pair[0] in VARIED),
+    forward_s=0.05,
+    backward_s=0.1,
+    runtimes=("torch-ddp", "torch-ddp-tuned", "ddp", "gradweave"),
+    repeats=30,
+    iterations=1,
+    ratios=(("gradweave", "torch-ddp"), ("gradweave", "torch-ddp-tuned"), ("ddp", "torch-ddp")),
+    note=" `ddp` is our wrapper with torch's own buckets as its plan: what it costs by itself.",
 )
 
 EXPERIMENTS += [
-    Experiment(
-        name="pairs",
-        title="Our wrapper beside torch's, thirty times in turn: 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
-        traces=tuple(pair for pair in SHIPPED if pair[0] in VARIED),
-        forward_s=0.05,
-        backward_s=0.1,
-        runtimes=("torch-ddp", "torch-ddp-tuned", "ddp", "gradweave"),
-        repeats=30,
-        iterations=1,
-        ratios=OURS_AND_TORCHS,
-        note=OWN_BUCKETS,
-    ),
-    Experiment(
+    PAIRS,
+    replace(
+        PAIRS,
         name="pairs-more",
         title="The same for the other shipped traces",
-        clusters=((4, "1gbit"),),
         traces=tuple(pair for pair in SHIPPED if pair[0] not in VARIED),
-        forward_s=0.05,
-        backward_s=0.1,
-        runtimes=("torch-ddp", "torch-ddp-tuned", "ddp", "gradweave"),
-        repeats=30,
-        iterations=1,
-        ratios=OURS_AND_TORCHS,
-        note=OWN_BUCKETS,
     ),
     Experiment(
         name="timeline",
