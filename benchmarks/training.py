@@ -1,7 +1,7 @@
 """Training speed on emulated clusters: ``python benchmarks/training.py OUTPUT``.
 
 Replayed traces under several runtimes, predicted before and measured. Writes OUTPUT.json (every
-result), OUTPUT.md (tables) and a picture. About fifty minutes on two cores; leave the machine alone
+result), OUTPUT.md (tables) and a picture. About two hours on two cores; leave the machine alone
 meanwhile. ``--only NAME`` runs one experiment and keeps the others of OUTPUT.json, ``--again``
 writes the page anew from it. Run folders with timelines go to --runs; the network of one of them
 can be given with --network instead of being calibrated.
@@ -105,7 +105,7 @@ def page(everything: Everything, stem: str) -> str:
     lines = [
         "# Training speed on emulated clusters",
         "",
-        everything.made_with,
+        f"The experiment that was measured last: {everything.made_with}",
         "",
         "Made by `python benchmarks/training.py`. Times are of the slowest rank, medians over "
         "repeats of medians over iterations; what each column means is in docs/measuring.md. "

@@ -24,6 +24,7 @@ def in_default_group(
     """In the group that the environment describes; rank 0 has the answer."""
     with default_group() as group:
         topology = node_topology(group, nodes_per_rack=question.nodes_per_rack)
+        # Making a group takes a while.
         is_sharded = any(way.operation in OPERATIONS["both"] for way in question.ways)
         network = calibrate(
             group,

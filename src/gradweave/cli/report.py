@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--perfetto",
         metavar="FILE",
-        help="write the timelines as a trace for Perfetto or chrome://tracing, too",
+        help="write the timelines as a trace for Perfetto, too",
     )
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 

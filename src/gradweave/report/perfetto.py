@@ -1,4 +1,4 @@
-"""Timelines as Chrome's trace events, which Perfetto and chrome://tracing open.
+"""Timelines as Chrome's trace events, which Perfetto opens.
 
 Every rank of every runtime is a process, and so is its prediction. Each message leaves an arrow
 from where its last gradient was ready, through where it was sent, to where it was done.
