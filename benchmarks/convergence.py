@@ -72,35 +72,42 @@ RESNET20 = Training(
     model="resnet20",
     width=16,
     data="cifar10",
-    epochs=6,
+    epochs=20,
     batch_size=8,
     learning_rate=0.05,
     weight_decay=5e-4,
     crop=24,
-    warmup_epochs=1.5,
+    warmup_epochs=2,
 )
 VGG16 = Training(
     experiment="vgg16",
     model="vgg16",
     width=16,
     data="cifar10",
-    epochs=6,
+    epochs=20,
     batch_size=16,
     learning_rate=0.05,
     weight_decay=5e-4,
-    warmup_epochs=1.5,
+    warmup_epochs=2,
 )
 SMALL_CNN = Training(
     experiment="small-cnn",
     model="small-cnn",
     width=16,
     data="fashion-mnist",
-    epochs=2,
+    epochs=4,
     batch_size=32,
     learning_rate=0.1,
+    warmup_epochs=1,
+)
+DENSITIES = replace(
+    SMALL_CNN,
+    experiment="densities",
+    epochs=2,
+    learning_rate=0.03,
+    clip_norm=2.0,
     warmup_epochs=0.5,
 )
-DENSITIES = replace(SMALL_CNN, experiment="densities", learning_rate=0.03, clip_norm=2.0)
 CHAR_LSTM = Training(
     experiment="char-lstm",
     model="char-lstm",
