@@ -13,6 +13,7 @@ from statistics import median
 
 import altair as alt
 import msgspec
+from made_with import made_with
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -77,6 +78,7 @@ EXPERIMENTS = [
 
 class Trained(Struct, frozen=True, kw_only=True):
     experiment: str
+    made_with: str
     series: list[LossSeries]
 
 
@@ -91,7 +93,7 @@ def page(found: list[Trained], stem: str) -> str:
     for experiment in EXPERIMENTS:
         for one in found:
             if one.experiment == experiment.name:
-                lines += ["", f"## {experiment.title}", "", *_table(one)]
+                lines += ["", f"## {experiment.title}", "", one.made_with, "", *_table(one)]
     return "\n".join([*lines, "", f"![losses over time]({stem}.svg)", ""])
 
 
@@ -154,7 +156,7 @@ def main() -> None:
             found = train_for_real(cluster, experiment.question)
         known = [one for one in known if one.experiment != experiment.name]
         series = [found[runtime] for runtime in experiment.question.runtimes]
-        known.append(Trained(experiment=experiment.name, series=series))
+        known.append(Trained(experiment=experiment.name, made_with=made_with(), series=series))
         raw.write_bytes(msgspec.json.encode(known))
     draw(known, options.output)
     options.output.with_suffix(".md").write_text(page(known, options.output.name))

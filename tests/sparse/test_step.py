@@ -230,11 +230,12 @@ def test_a_changing_loss_scale_changes_nothing():
     assert on_threads(2, scaled) == [True, True]
 
 
-def masked(group):
-    """Two ranks, k = 1: rank 0's element wins, rank 1's returns and keeps its momentum."""
-    momentum = MomentumCorrection({"w": torch.zeros(2)}, momentum=0.5)
-    sparse = Sparsifier(Exchanger(group), {"w": torch.zeros(2)}, momentum=momentum)
-    gradient = torch.tensor([[8.0, 1.0], [1.0, 6.0]][group.rank()])
+def masked(group, gradients):
+    """One step with k = 1: what is applied, this rank's residual and its velocity."""
+    parameters = {"w": torch.zeros(2)}
+    momentum = MomentumCorrection(parameters, momentum=0.5)
+    sparse = Sparsifier(Exchanger(group), parameters, momentum=momentum)
+    gradient = torch.tensor(gradients[group.rank()])
     sparse.reduce(["w"], gradient, density=0.5)
     sparse.commit()
     return (
@@ -245,9 +246,22 @@ def masked(group):
 
 
 def test_only_what_was_applied_loses_its_momentum():
-    assert on_threads(2, masked) == [
+    """Rank 0's element wins, rank 1's returns and keeps its momentum."""
+    assert on_threads(2, masked, [[8.0, 1.0], [1.0, 6.0]]) == [
         ([8.0, 0.0], [0.0, 1.0], [0.0, 1.0]),
         ([8.0, 0.0], [1.0, 6.0], [1.0, 6.0]),
+    ]
+
+
+def test_what_was_dropped_half_way_keeps_its_momentum():
+    """Element 0 is applied, but rank 1's part of it is not (the table of the documentation)."""
+    gradients = [[0.0, 3.0], [2.0, 0.0], [5.0, 0.0], [0.0, 1.0]]
+    applied = [5.0, 0.0]
+    assert on_threads(4, masked, gradients) == [
+        (applied, [0.0, 3.0], [0.0, 3.0]),
+        (applied, [2.0, 0.0], [2.0, 0.0]),
+        (applied, [0.0, 0.0], [0.0, 0.0]),
+        (applied, [0.0, 1.0], [0.0, 1.0]),
     ]
 
 

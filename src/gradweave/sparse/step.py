@@ -88,7 +88,7 @@ class Sparsifier:
             return Exchanged(like(selected, finite=False), like(selected))
         residual.give_back(done.returned)
         if self.momentum and velocity:
-            self.momentum.applied(velocity, part_by(selected, done.applied.indices).inside.indices)
+            self.momentum.applied(velocity, _own_applied(selected, done).indices)
             put_back(own, velocity.pending, places)
         return done
 
@@ -146,6 +146,15 @@ class Sparsifier:
     def _carried(self) -> dict[str, Carried]:
         velocities = {"velocities": self.momentum.velocities} if self.momentum else {}
         return {"residuals": self.residuals, **velocities}
+
+
+def _own_applied(selected: SparseVector, done: Exchanged) -> SparseVector:
+    """Of a rank's own elements those in the result, as far as it can know.
+
+    An index may be in the result through other ranks, and the rank's own element dropped half-way.
+    """
+    in_result = part_by(selected, done.applied.indices).inside
+    return part_by(in_result, done.returned.indices).outside
 
 
 def write(
