@@ -59,7 +59,10 @@ class SparseState:
         thread = CommunicationThread(Communicator(group))
         weakref.finalize(self, thread.close).atexit = False
         self.sender = BucketSender(
-            group, thread=thread, sparse=PlannedBuckets(self._training, thread, planned=())
+            group,
+            thread=thread,
+            sparse=PlannedBuckets(self._training, thread, planned=()),
+            finds_unused=ddp.find_unused_parameters,
         )
 
     def state_dict(self) -> dict[str, Any]:

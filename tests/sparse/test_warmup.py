@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gradweave.errors import RequestError
 from gradweave.sparse.settings import GTopK, TopK
-from gradweave.sparse.warmup import Densities, MomentumCorrection, clip_local_norm
+from gradweave.sparse.warmup import (
+    Densities,
+    MomentumCorrection,
+    clip_local_norm,
+    local_norm_limit,
+)
 
 
 def test_the_papers_densities_epoch_by_epoch():
@@ -54,24 +61,50 @@ def test_learning_rates_rise_with_the_warmup():
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
-def test_clipping_before_selection():
-    gradient = torch.tensor([3.0, 4.0])
-    clip_local_norm(gradient, limit=5.0, ranks=1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_clipping_before_selection(dtype):
+    gradient = torch.tensor([3.0, 4.0], dtype=dtype)
+    clip_local_norm(gradient, {"a": 1, "b": 1}, limit=5.0)
     assert gradient.tolist() == [3.0, 4.0]
-    clip_local_norm(gradient, limit=5.0, ranks=4)
-    assert gradient.tolist() == pytest.approx([1.5, 2.0])
-    nothing = torch.zeros(3, dtype=torch.bfloat16)
-    clip_local_norm(nothing, limit=1.0, ranks=4)
+    clip_local_norm(gradient, {"a": 1, "b": 1}, limit=2.5)
+    assert gradient.tolist() == [1.5, 2.0]
+    nothing = torch.zeros(3, dtype=dtype)
+    clip_local_norm(nothing, {"a": 3}, limit=1.0)
     assert nothing.tolist() == [0, 0, 0]
-    with pytest.raises(RequestError, match="the norm to clip at must be positive"):
-        clip_local_norm(gradient, limit=0.0, ranks=1)
+    clip_local_norm(nothing[:0], {}, limit=1.0)
+    for limit in (0.0, float("inf"), float("nan")):
+        with pytest.raises(RequestError, match="clip_norm must be positive and finite, got"):
+            clip_local_norm(gradient, {"a": 2}, limit=limit)
 
 
 def test_clipping_does_not_hide_what_is_not_finite():
     for bad in (torch.nan, torch.inf):
         gradient = torch.tensor([1.0, bad])
-        clip_local_norm(gradient, limit=1.0, ranks=2)
+        clip_local_norm(gradient, {"a": 2}, limit=1.0)
         assert not torch.isfinite(gradient).all()
+
+
+@given(st.permutations(range(5)), st.integers(0, 2**32))
+def test_the_order_in_a_bucket_changes_no_bit_of_what_is_clipped(order, seed):
+    generator = torch.Generator().manual_seed(seed)
+    parts = {str(size): torch.randn(size, generator=generator) for size in (1, 7, 30, 64, 101)}
+
+    def clipped(names):
+        flat = torch.cat([parts[name] for name in names])
+        elements = {name: parts[name].numel() for name in names}
+        clip_local_norm(flat, elements, limit=0.1)
+        return dict(zip(names, flat.split(list(elements.values())), strict=True))
+
+    names = list(parts)
+    expected, found = clipped(names), clipped([names[place] for place in order])
+    assert all(torch.equal(expected[name], found[name]) for name in names)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1), st.integers(1, 9))
+def test_limits_of_buckets_add_up_to_that_of_the_model(sizes, ranks):
+    """So a mean of gradients that are at right angles to each other keeps to it."""
+    limits = [local_norm_limit(3.0, ranks=ranks, share=size / sum(sizes)) for size in sizes]
+    assert sum(limit**2 for limit in limits) / ranks == pytest.approx(9.0)
 
 
 def velocities(correction, gradients, masked=()):

@@ -146,7 +146,6 @@ class Learner:
         training = self._training
         if training.density is None:
             return TorchDDP(self.model, process_group=self._group)
-        clip_norm = training.clip_norm
         compression = GTopK(
             density=Densities(
                 warmup=tuple(max(density, training.density) for density in PAPER_WARMUP),
@@ -155,8 +154,7 @@ class Learner:
             ),
             momentum=None if training.momentum == "optimizer's" else MOMENTUM,
             masking=training.momentum == "masked",
-            # The wrapper limits the norm of the sum, which is the mean's times the ranks.
-            clip_norm=None if clip_norm is None else clip_norm * self._group.size(),
+            clip_norm=training.clip_norm,
             whole_model=True,
         )
         return DistributedDataParallel(

@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from queue import SimpleQueue
 from threading import Thread
+from typing import NamedTuple
 
 import torch
 
@@ -14,7 +16,13 @@ from gradweave.words import Operation
 POLLED_EVERY_S = 0.005
 
 Done = torch.futures.Future[torch.Tensor]
-Task = tuple[Callable[[], None], torch.Tensor, Done]
+
+
+class Task(NamedTuple):
+    run: Callable[[], None]
+    message: torch.Tensor
+    done: Done
+    stream: torch.Stream | None  # of a message on an accelerator
 
 
 class CommunicationThread:
@@ -23,9 +31,10 @@ class CommunicationThread:
     The communicator needs a process group that nobody else uses. What takes long, waiting and
     adding, happens without the GIL; each step of a program takes it for a moment.
 
-    On an accelerator the thread idles: the backend's work is asynchronous by itself. Transfers are
-    enqueued on a stream of their own that waits for what the caller's stream has enqueued so far,
-    and the future completes with that stream. (Not run here: no accelerator.)
+    On an accelerator work is enqueued on a stream of its own that waits for what the caller's
+    stream has enqueued so far, and the future completes with that stream. A collective is enqueued
+    at once: the backend's work is asynchronous by itself. Other tasks may go through the host's
+    memory and block, and so run on the thread there, too. (Not run here: no accelerator.)
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -42,25 +51,39 @@ class CommunicationThread:
     ) -> Done:
         """A future of the message itself; once a collective has failed, all later ones fail."""
 
-        def task() -> None:
+        def run() -> None:
             self.communicator.run(operation, message, collective=collective, root=root)
 
-        return self.submit_task(task, message)
+        task = self._task(run, message)
+        if task.stream is None:
+            self._tasks.put(task)
+        else:
+            self._carry_out(task)
+        return task.done
 
-    def submit_task(self, task: Callable[[], None], message: torch.Tensor) -> Done:
-        """Anything else that communicates over the communicator's group and changes the message."""
+    def submit_task(self, run: Callable[[], None], message: torch.Tensor) -> Done:
+        """Anything else that communicates over the communicator's group and changes the message.
+
+        On the thread, wherever the message is: it may block.
+        """
+        task = self._task(run, message)
+        self._tasks.put(task)
+        return task.done
+
+    def _task(self, run: Callable[[], None], message: torch.Tensor) -> Task:
         if self._closed:
             raise CollectiveError("the communication thread is closed; nothing can be submitted")
-        if message.device.type != "cpu":
-            return self._enqueue(task, message)
-        done: Done = torch.futures.Future()
-        self._tasks.put((task, message, done))
-        return done
+        if message.device.type == "cpu":
+            return Task(run, message, torch.futures.Future(), stream=None)
+        stream = self._streams.setdefault(message.device, torch.Stream(device=message.device))
+        stream.wait_stream(torch.accelerator.current_stream(message.device))
+        message.record_stream(stream)
+        return Task(run, message, torch.futures.Future(devices=[message.device]), stream)
 
     def drain(self, within_s: float) -> None:
         """Until everything submitted is over or has failed, or so long."""
         drained: Done = torch.futures.Future()
-        self._tasks.put((lambda: None, torch.empty(0), drained))
+        self._tasks.put(Task(lambda: None, torch.empty(0), drained, stream=None))
         deadline_s = time.monotonic() + within_s
         while self._thread.is_alive() and not drained.done() and time.monotonic() < deadline_s:
             time.sleep(POLLED_EVERY_S)
@@ -72,31 +95,22 @@ class CommunicationThread:
         self._thread.join()
 
     def _work(self) -> None:
-        while (item := self._tasks.get()) is not None:
-            task, message, done = item
-            self._complete(done, message, task)
-            del item, task, message, done  # what is over must not be kept alive while idle
+        while task := self._tasks.get():
+            self._carry_out(task)
+            del task  # what is over must not be kept alive while idle
 
-    def _complete(self, done: Done, message: torch.Tensor, task: Callable[[], None]) -> None:
-        if self._failure is None:
-            try:
-                task()
-            except BaseException as error:  # noqa: BLE001 the caller sees it through the future
-                self._failure = error
-        if self._failure is None:
-            done.set_result(message)
-        else:
-            # torch declares the result type here, but takes an exception.
-            done.set_exception(_again(self._failure))  # type: ignore[arg-type]
-
-    def _enqueue(self, task: Callable[[], None], message: torch.Tensor) -> Done:
-        stream = self._streams.setdefault(message.device, torch.Stream(device=message.device))
-        stream.wait_stream(torch.accelerator.current_stream(message.device))
-        message.record_stream(stream)
-        done: Done = torch.futures.Future(devices=[message.device])
-        with stream:
-            self._complete(done, message, task)
-        return done
+    def _carry_out(self, task: Task) -> None:
+        with task.stream or nullcontext():
+            if self._failure is None:
+                try:
+                    task.run()
+                except BaseException as error:  # noqa: BLE001 the caller sees it through the future
+                    self._failure = error
+            if self._failure is None:
+                task.done.set_result(task.message)
+            else:
+                # torch declares the result type here, but takes an exception.
+                task.done.set_exception(_again(self._failure))  # type: ignore[arg-type]
 
 
 def _again(failure: BaseException) -> Exception:

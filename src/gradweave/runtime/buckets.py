@@ -33,12 +33,18 @@ def modules_with_sparse_gradients(module: nn.Module) -> Iterator[str]:
 
 
 def check_compressible(module: nn.Module, *, skips_unused: bool) -> None:
-    """Before anything is built: a gradient that is sparse already cannot be selected from."""
+    """Before anything is built: some gradients cannot be selected from."""
     if skips_unused:
         raise RequestError(
             "residuals travel in every step, also those of unused parameters; leave out "
             "skip_all_reduce_unused_params, or leave out compression"
         )
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            raise RequestError(
+                f"{name!r} is complex, and the largest are selected of real numbers; leave out "
+                "compression"
+            )
     for name in modules_with_sparse_gradients(module):
         raise RequestError(
             f"{name!r} has sparse gradients, which travel by themselves; use sparse=False there, "

@@ -40,6 +40,7 @@ from gradweave.runtime.options import (
     check_caps,
     check_whole_model,
     is_compiled,
+    is_whole,
     why_unplannable,
 )
 from gradweave.runtime.passes import Backward, batch_size
@@ -115,7 +116,8 @@ class DistributedDataParallel(TorchDDP):
         if compression is not None:
             skips = torch_options.get("skip_all_reduce_unused_params", False)
             check_compressible(module, skips_unused=skips)
-            check_whole_model(compression, plan)
+        if is_whole(compression):
+            check_whole_model(plan)
         super().__init__(module, **torch_options)
         self._options, self._make_group = options, make_group
         self._torch_cap_mb: float | None = torch_options.get("bucket_cap_mb")
@@ -137,7 +139,14 @@ class DistributedDataParallel(TorchDDP):
         self._is_compiled = False
         self._unchecked: tuple[int, list[int]] | None = None
         self._pilot: Pilot | None = None
-        why = why_unplannable(module, self._planned, torch_options, self.process_group.size())
+        why = why_unplannable(module, self._planned, torch_options)
+        if why is not None and is_whole(compression):
+            raise RequestError(
+                f"whole_model wants one bucket, and torch's own must stay: {why}; leave out one of "
+                "them"
+            )
+        if why is None and self.process_group.size() == 1 and not is_whole(compression):
+            why = "one worker sends no messages"
         if why is None:
             given = given_plan(
                 plan,
@@ -279,7 +288,10 @@ class DistributedDataParallel(TorchDDP):
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         gone = ("_pilot", "_sender", "_sparse", "_thread", "_recorder", "_unchecked")
         state |= dict.fromkeys((*gone, "_make_group", "_message_group", "_user_hook"))
-        return {**state, **self._torch_buckets, "_why_unplanned": "this is a copy"}
+        state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}
+        if self._sparse is not None:
+            logger.warning("the copy of a sparsified wrapper sends all of its gradients")
+        return {**state, **self._torch_buckets}
 
     def _begin_step(self, inputs: tuple[Any, ...]) -> None:
         self._step += 1
@@ -388,6 +400,7 @@ class DistributedDataParallel(TorchDDP):
             wire_dtype=self._options.wire_dtype,
             recorder=self._recorder,
             sparse=self._planned_buckets(planned),
+            finds_unused=self.find_unused_parameters,
         )
         super().register_comm_hook(self._sender, send_bucket)
 

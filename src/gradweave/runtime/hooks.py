@@ -5,14 +5,17 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gradweave.comm.worker import CommunicationThread
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
+from gradweave.runtime.passes import after_torch, is_under_way
 from gradweave.runtime.regroup import PlannedBuckets
 
 logger = logging.getLogger(__name__)
@@ -30,8 +33,10 @@ class BucketSender:
         wire_dtype: torch.dtype | None = None,
         recorder: SpanRecorder | None = None,
         sparse: PlannedBuckets | None = None,
+        finds_unused: bool = False,
     ) -> None:
         self.group, self.thread, self.sparse = group, thread, sparse
+        self.finds_unused = finds_unused
         self.wire_dtype, self.recorder = wire_dtype, recorder
         self.step = 0
         self.failure: CollectiveError | None = None
@@ -94,6 +99,36 @@ def send_bucket(
         else:
             sent = state.sparse.send(message, parameters, bucket=number, last=bucket.is_last())
             state.step = state.sparse.sparse.step
+            if state.finds_unused and is_under_way():
+                after_torch(partial(_add_left_out, _before(parameters, bucket.gradients())))
     except Exception as error:
         raise state.failed(number, error) from error
     return sent.then(finish)
+
+
+class _Part(NamedTuple):
+    """A parameter's part of a bucket, and its gradient before torch writes it."""
+
+    parameter: nn.Parameter
+    averaged: torch.Tensor
+    gradient: torch.Tensor | None
+    version: int
+
+
+def _before(parameters: list[nn.Parameter], parts: list[torch.Tensor]) -> list[_Part]:
+    gradients = [parameter.grad for parameter in parameters]
+    versions = [0 if gradient is None else gradient._version for gradient in gradients]  # noqa: SLF001
+    return [_Part(*part) for part in zip(parameters, parts, gradients, versions, strict=True)]
+
+
+def _add_left_out(parts: list[_Part]) -> None:
+    """Residuals travel also for parameters that no rank has used, which torch leaves alone."""
+    for parameter, averaged, gradient, version in parts:
+        now = parameter.grad
+        if now is None:
+            if averaged.any():
+                parameter.grad = averaged.clone()
+        elif (
+            now is gradient and now._version == version and now.data_ptr() != averaged.data_ptr()  # noqa: SLF001
+        ):
+            now.add_(averaged)

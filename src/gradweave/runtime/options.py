@@ -76,8 +76,13 @@ def check_caps(torch_options: Mapping[str, Any]) -> None:
             raise RequestError(f"bucket caps must be positive numbers of MiB, got {cap}")
 
 
-def check_whole_model(compression: Sparse, plan: object) -> None:
-    if compression.whole_model and plan is not None:
+def is_whole(compression: Sparse | None) -> bool:
+    """Whether everything is selected from at once, and so travels in one bucket."""
+    return compression is not None and compression.whole_model
+
+
+def check_whole_model(plan: object) -> None:
+    if plan is not None:
         raise RequestError(
             "whole_model sends one message, and the plan has others; leave out one of them"
         )
@@ -125,14 +130,12 @@ def why_unplannable(
     module: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     torch_options: Mapping[str, object],
-    workers: int,
 ) -> str | None:
-    """Why torch's own buckets stay, in words; None where a plan can be carried out."""
+    """Why torch's own buckets stay, in words; None where there can be others."""
     kinds = {(str(p.dtype), str(p.device)) for p in parameters.values()}
     names = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
     given = [name for name in UNPLANNABLE if torch_options.get(name) is not None]
     reasons = {
-        "one worker sends no messages": workers == 1,
         f"{', '.join(given)} is given": bool(given),
         f"torch buckets each type and device by itself, and there are {names}": len(kinds) > 1,
         "sparse gradients travel by themselves": any(modules_with_sparse_gradients(module)),

@@ -62,6 +62,16 @@ class _Unended:
             )
 
 
+def is_under_way() -> bool:
+    """Whether this thread is in a backward pass."""
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001
+
+
+def after_torch(callback: Callable[[], None]) -> None:
+    """When the backward pass under way is over, and torch's wrapper has written all gradients."""
+    _queue(partial(_queue, callback))  # torch queues its own when the last bucket has been sent
+
+
 def _queue(callback: Callable[[], None]) -> None:
     Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
 

@@ -31,7 +31,7 @@ from gradweave.runtime.calibration import Calibration, Ended
 from gradweave.runtime.candidates import Candidate, shortlist, torch_lengths
 from gradweave.runtime.findings import Findings
 from gradweave.runtime.given import require_fit
-from gradweave.runtime.options import AUTO, Options
+from gradweave.runtime.options import AUTO, Options, is_whole
 from gradweave.runtime.thinning import planned_compression, verdict, with_selection_cost
 from gradweave.runtime.trials import Trial, finalists, winner
 from gradweave.runtime.window import ComputeWindow
@@ -121,7 +121,8 @@ class Pilot:
 
     def stop(self, why: str) -> None:
         """Keep what there is; from now on nothing is measured and nothing changes."""
-        if self.found.stage == "not begun" and (self._given_plan is not None or self._is_whole()):
+        is_plain = self._given_plan is not None or is_whole(self._options.compression)
+        if self.found.stage == "not begun" and is_plain:
             self.step(self._batch_size)  # neither needs planning
         if self._course is not None and self.is_settled and self._options.replan_when is not None:
             logger.warning("no more planning again: %s", why)
@@ -136,7 +137,7 @@ class Pilot:
         logger.warning("keeping torch's own buckets: %s", why)
 
     def _whole_course(self) -> Generator[None]:
-        if self._is_whole():
+        if is_whole(self._options.compression):
             self._adopt("one bucket")
             self.found.stage = "settled"
             return
@@ -146,11 +147,6 @@ class Pilot:
             yield from self._until_drift()
         while (yield from self._planned()):
             yield from self._until_drift()
-
-    def _is_whole(self) -> bool:
-        """Whether there is one bucket because everything is selected from at once."""
-        compression = self._options.compression
-        return compression is not None and compression.whole_model
 
     def _given(self, given: Plan | Recipe) -> Iterator[None]:
         plan = given if isinstance(given, Plan) else given.plan

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gradweave.comm.worker import CommunicationThread
+from gradweave.runtime.passes import is_under_way
 from gradweave.sparse.training import SparseTraining
 
 Sent = torch.futures.Future[Any]
@@ -33,7 +34,7 @@ class PlannedBuckets:
     ) -> Sent:
         """In place; the future is done when the message is."""
         if bucket == 0:  # not at a forward pass: ranks that have left a join() have none
-            self.sparse.begin_step()
+            self.sparse.begin_step(is_idle=not is_under_way())
         names = self.sparse.names_of(parameters)
         is_planned = bucket >= len(self._planned) or set(names) == set(self._planned[bucket])
         if is_planned and not self._held:

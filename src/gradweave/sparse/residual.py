@@ -7,7 +7,7 @@ for bit as before, because ``kept`` has not been touched: that takes twice the m
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -29,6 +29,25 @@ class Flat:
         self.pending.index_add_(0, indices, values)
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a parameter's elements lie in a flat bucket of torch's wrapper: as in the parameter."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor) -> Self:
+        like = torch.empty_like(parameter, device="meta")
+        if like.stride() != parameter.stride():  # with gaps, which a bucket has not
+            like = torch.empty(parameter.shape, device="meta")
+        return cls(tuple(parameter.shape), like.stride())
+
+    def shaped(self, flat: torch.Tensor) -> torch.Tensor:
+        """A view."""
+        return flat.as_strided(self.shape, self.strides)
+
+
 class Carried:
     """Residuals of all parameters (or velocities), zero at first.
 
@@ -42,6 +61,7 @@ class Carried:
             for name, parameter in parameters.items()
         }
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        self._layouts = {name: _Layout.of(parameter) for name, parameter in parameters.items()}
         self._flats: dict[str, Flat] = {}  # by parameter
         self._open: list[Flat] = []
         self.scale = 1.0  # of the loss, and so of the gradients
@@ -111,14 +131,19 @@ class Carried:
         return list(torch.split(source, sizes))[flat.names.index(name)]
 
     def state_dict(self, *, taken: bool | None = None) -> dict[str, Any]:
-        """Plain tensors and a number.
+        """A number, and tensors of the parameters' shapes, whatever their layout in memory.
 
         Of an open step somebody must say whether it will be committed (``taken``) or rolled back;
         here it stays open.
         """
         if taken is None:
             self._require_settled()
-        values = {name: self.value(name, pending=bool(taken)).clone() for name in self._flats}
+        values = {
+            name: self._layouts[name]
+            .shaped(self.value(name, pending=bool(taken)))
+            .clone(memory_format=torch.contiguous_format)
+            for name in self._flats
+        }
         return {"scale": self.scale, "values": values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -128,15 +153,16 @@ class Carried:
         self.scale = float(state["scale"])
         self._flats.clear()
         for name, value in state["values"].items():
-            self._lay_out((name,)).kept.copy_(value)
+            self._layouts[name].shaped(self._lay_out((name,)).kept).copy_(value)
 
     def check(self, state: Mapping[str, Any]) -> None:
         """That it is one of these parameters."""
         for name, value in state["values"].items():
-            if self._sizes.get(name) != value.numel():
+            own = self._layouts[name].shape if name in self._layouts else "no such parameter"
+            if own != tuple(value.shape):
                 raise RequestError(
-                    f"the state has {value.numel()} elements for {name!r}, the model has "
-                    f"{self._sizes.get(name, 'no such parameter')}; it is another model's"
+                    f"the state has shape {tuple(value.shape)} for {name!r}, the model has {own}; "
+                    "it is another model's"
                 )
 
     def _lay_out(self, names: tuple[str, ...]) -> Flat:

@@ -128,11 +128,12 @@ def select(flat: Flat, gradient: torch.Tensor, *, k: int, method: str) -> Sparse
         )
     if k < 0:
         raise RequestError(f"k must not be negative, got {k}")
-    k = min(k, gradient.numel())
     with torch.no_grad():
-        if k:
+        if 0 < k < gradient.numel():
             return chosen(flat, gradient, k)
-        return _nothing(flat, finite=bool(torch.isfinite(_add(flat, gradient)).all()))
+        if not torch.isfinite(_add(flat, gradient)).all():
+            return _nothing(flat, finite=False)
+        return _take(flat, torch.arange(min(k, gradient.numel()), device=gradient.device))
 
 
 def default_selection(device: torch.device) -> str:

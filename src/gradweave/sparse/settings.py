@@ -1,11 +1,12 @@
 """What a user says to sparsify: ``GTopK(density=0.001)``."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from gradweave.errors import RequestError
 from gradweave.sparse.exchange import find_exchange
 from gradweave.sparse.select import find_selection
-from gradweave.sparse.warmup import Densities, check_momentum
+from gradweave.sparse.warmup import Densities, check_clip_norm, check_momentum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +19,13 @@ class Sparse:
     ``selection``   how the largest are found (default: exactly).
     ``momentum``    corrected momentum before selection; the optimizer's own must be 0 then.
     ``masking``     momentum restarts where a rank's own elements have been applied.
-    ``clip_norm``   clip each rank's gradient, without its loss scale, before selection.
+    ``clip_norm``   of the mean gradient without its loss scale, as for ``clip_grad_norm_``; each
+                    rank clips before selection.
     ``dense_below`` parameters with fewer elements travel whole, such as bias and normalisation.
     ``whole_model`` select over all parameters at once, as the paper does, instead of per bucket.
     """
+
+    exchanges: ClassVar[str]  # how the names of those begin that have this result
 
     density: float | Densities = field(default_factory=Densities)
     exchange: str
@@ -34,14 +38,19 @@ class Sparse:
 
     def __post_init__(self) -> None:
         find_exchange(self.exchange)
+        if not self.exchange.startswith(self.exchanges):
+            raise RequestError(
+                f"{type(self).__name__} goes by exchanges {self.exchanges}…, not by "
+                f"{self.exchange!r}; take the class of that name"
+            )
         if not isinstance(self.density, Densities):
             Densities(warmup=(), final=self.density)
         if self.selection is not None:
             find_selection(self.selection)
         if self.momentum is not None:
             check_momentum(self.momentum)
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise RequestError(f"clip_norm must be positive, got {self.clip_norm}")
+        if self.clip_norm is not None:
+            check_clip_norm(self.clip_norm)
         if not self.dense_below >= 0:
             raise RequestError(
                 f"dense_below must be a number of elements, 0 or more, got {self.dense_below}"
@@ -55,11 +64,15 @@ class Sparse:
 class GTopK(Sparse):
     """The k largest of the sums over all ranks."""
 
+    exchanges: ClassVar[str] = "gtopk"
+
     exchange: str = "gtopk-butterfly"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK(Sparse):
     """Each rank's k largest."""
+
+    exchanges: ClassVar[str] = "topk"
 
     exchange: str = "topk"

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from gradweave.errors import RequestError
+from gradweave.sparse.dense import places_below, put_back, take_out
 from gradweave.sparse.exchange import Exchanged, find_exchange
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.residual import Carried, tensors
 from gradweave.sparse.select import default_selection, select
 from gradweave.sparse.vectors import SparseVector, elements_kept, like, part_by
-from gradweave.sparse.warmup import MomentumCorrection, clip_local_norm
-from gradweave.sparse.whole import places_below, put_back, take_out
+from gradweave.sparse.warmup import MomentumCorrection, clip_local_norm, local_norm_limit
 
 
 class Sparsifier:
@@ -60,14 +60,13 @@ class Sparsifier:
         Where the gradient of any rank has NaN or Inf, or what is applied is too large for its type,
         it becomes NaN on all of them, so that GradScaler skips the step everywhere.
         """
-        places = places_below((self._elements.get(name, 0) for name in names), self.dense_below)
+        elements = {name: self._elements.get(name, 0) for name in names}
+        places = places_below(elements.values(), self.dense_below)
         numel = gradient.numel() - sum(place.stop - place.start for place in places)
         k = elements_kept(numel, density)
-        if self.clip_norm is not None:
-            limit = self.clip_norm * self.residuals.scale
-            clip_local_norm(gradient, limit=limit, ranks=self.exchanger.group.size())
-        velocity = self.momentum.begin(names, gradient) if self.momentum else None
         residual = self.residuals.begin(names)
+        self._clip(gradient, elements)
+        velocity = self.momentum.begin(names, gradient) if self.momentum else None
         candidates = velocity.pending if velocity else gradient
         own = take_out(candidates, places)
         # The small ones travel while the others are selected from: zeros in their place are not.
@@ -91,6 +90,16 @@ class Sparsifier:
             self.momentum.applied(velocity, _own_applied(selected, done).indices)
             put_back(own, velocity.pending, places)
         return done
+
+    def _clip(self, gradient: torch.Tensor, elements: Mapping[str, int]) -> None:
+        if self.clip_norm is None or not elements:
+            return
+        limit = local_norm_limit(
+            self.clip_norm * self.residuals.scale,
+            ranks=self.exchanger.group.size(),
+            share=gradient.numel() / sum(self._elements.values()),
+        )
+        clip_local_norm(gradient, elements, limit=limit)
 
     def commit(self) -> bool:
         """The step was taken. False: it was not finite somewhere, and has been rolled back."""

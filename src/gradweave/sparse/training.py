@@ -1,29 +1,38 @@
 """One model's sparsified training, step by step: what a communication hook needs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradweave.comm.agree import gather_long_text
+from gradweave.comm.agree import gather_long_text, largest
 from gradweave.errors import RequestError
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.select import compile_kernels
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.step import Sparsifier
+from gradweave.sparse.taken import TakenSteps
 from gradweave.sparse.warmup import MomentumCorrection
 
-SCHEMA = "gradweave.sparse/1"
+SCHEMA = "gradweave.sparse/2"
+HOST = torch.device("cpu")
+
+
+class _Known(NamedTuple):
+    """What a rank knows when a step begins."""
+
+    was_taken: bool  # the step before
+    scale: float
 
 
 class SparseTraining:
     """Averages the buckets of a model; each step is settled when the next one begins.
 
     Nobody tells whether the optimizer has taken a step. It counts as taken unless a gradient of any
-    rank was not finite, or the ``grad_scaler`` has lowered its scale and no parameter has changed:
-    then it has skipped the step for what it saw elsewhere, such as in another model's gradients.
+    rank was not finite, or the ``grad_scaler`` has lowered its scale and no optimizer has taken a
+    step: then it has skipped that for what it saw elsewhere, such as in another model's gradients.
     """
 
     def __init__(
@@ -34,6 +43,7 @@ class SparseTraining:
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
+        _require_same(group, f"{settings}, {'with' if grad_scaler else 'without'} a grad_scaler")
         momentum = None
         if settings.momentum is not None:
             momentum = MomentumCorrection(
@@ -52,19 +62,21 @@ class SparseTraining:
         self.step = 0  # that has begun last, from 1 on
         self._parameters, self._grad_scaler = parameters, grad_scaler
         self._names = {parameter: name for name, parameter in parameters.items()}
-        self._begun_with = self._scale_and_version()
+        self._taken = TakenSteps(parameters.values()) if grad_scaler else None
+        self._begun_with = self._scale_and_steps()
+        self._unsettled: _Known | None = None
+        self._is_idle = False
         for dtype in {parameter.dtype for parameter in parameters.values()}:
             compile_kernels(dtype)
 
-    def begin_step(self) -> None:
-        """Before the first bucket; what the optimizer does with the step before is over."""
-        if self._was_taken():
-            self.sparsifier.commit()
-        else:
-            self.sparsifier.rollback()
+    def begin_step(self, *, is_idle: bool = False) -> None:
+        """Before the first bucket; what the optimizer does with the step before is over.
+
+        A rank that is idle has run out of data: it sends its residuals, and takes no steps itself.
+        """
+        was_taken, self._begun_with = self._was_taken(), self._scale_and_steps()
+        self._unsettled, self._is_idle = _Known(was_taken, self._begun_with[0]), is_idle
         self.step += 1
-        self._begun_with = self._scale_and_version()
-        self.sparsifier.follow_scale(self._begun_with[0])
 
     def names_of(self, parameters: Sequence[nn.Parameter]) -> list[str]:
         if any(parameter not in self._names for parameter in parameters):
@@ -75,12 +87,42 @@ class SparseTraining:
 
     def average(self, message: torch.Tensor, names: Sequence[str]) -> None:
         """In place, a flat bucket of these parameters; blocks until that is done."""
+        if self._unsettled is not None:
+            self._settle(self._agreed(self._unsettled))
+            self._unsettled = None
         self.sparsifier.reduce(
             names,
             message,
             density=self.settings.density_at(self.step - 1),
             divide_by=self.group.size(),
         )
+
+    def _settle(self, known: _Known) -> None:
+        if known.was_taken:
+            self.sparsifier.commit()
+        else:
+            self.sparsifier.rollback()
+        self.sparsifier.follow_scale(known.scale)
+
+    def _agreed(self, mine: _Known) -> _Known:
+        """What the ranks that still have data know; a scaler elsewhere is not up to date."""
+        if self._grad_scaler is None:
+            return mine
+        said = [-torch.inf] * 4
+        if not self._is_idle:
+            said = [mine.was_taken, -mine.was_taken, mine.scale, -mine.scale]
+        anyone, not_all, largest_scale, negated = largest(self.group, said, device=HOST)
+        if anyone != -not_all:
+            raise RequestError(
+                "some ranks have taken the last step and others have skipped it; let GradScaler "
+                "see the same gradients on every rank"
+            )
+        if largest_scale != -negated:
+            raise RequestError(
+                f"loss scales go from {-negated:g} to {largest_scale:g}, here {mine.scale:g}; "
+                "load the state_dict of one rank's GradScaler on all of them"
+            )
+        return _Known(bool(anyone), largest_scale)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's, after the optimizer's step: plain numbers, texts and tensors."""
@@ -89,7 +131,7 @@ class SparseTraining:
             "rank": self.group.rank(),
             "ranks": self.group.size(),
             "step": self.step,
-            "elements": self._elements(),
+            "shapes": self._shapes(),
             **self.sparsifier.state_dict(taken=self._was_taken()),
         }
 
@@ -98,8 +140,8 @@ class SparseTraining:
         self._agree_on(state)
         self.sparsifier.rollback()
         self.sparsifier.load_state_dict(state)
-        self.step = state["step"]
-        self._begun_with = self._scale_and_version()
+        self.step, self._unsettled = state["step"], None
+        self._begun_with = self._scale_and_steps()
 
     def _agree_on(self, state: Mapping[str, Any]) -> None:
         """That all ranks can load theirs, and that they are of one step."""
@@ -109,7 +151,7 @@ class SparseTraining:
         except RequestError as error:
             complaint = str(error)
         said = f"{complaint}\n{state.get('step')}"
-        everyone = gather_long_text(self.group, said, device=torch.device("cpu"))
+        everyone = gather_long_text(self.group, said, device=HOST)
         complaints, steps = zip(*(one.rsplit("\n", 1) for one in everyone), strict=True)
         if complaint:
             raise RequestError(complaint)
@@ -129,12 +171,12 @@ class SparseTraining:
                 f"the state is none of sparsified training: schema {state.get('schema')!r}, "
                 f"expected {SCHEMA!r}"
             )
-        found, own = state["elements"], self._elements()
+        found, own = state["shapes"], self._shapes()
         if found != own:
             name = next(n for n in (*own, *found) if own.get(n) != found.get(n))
             raise RequestError(
-                f"the state has {found.get(name, 'no')} elements for {name!r}, the model has "
-                f"{own.get(name, 'none')}; it is another model's"
+                f"the state has {_shape(found.get(name))} for {name!r}, the model has "
+                f"{_shape(own.get(name))}; it is another model's"
             )
         mine = (self.group.rank(), self.group.size())
         if (state["rank"], state["ranks"]) != mine:
@@ -144,15 +186,30 @@ class SparseTraining:
             )
         self.sparsifier.check(state)
 
-    def _elements(self) -> dict[str, int]:
-        return {name: parameter.numel() for name, parameter in self._parameters.items()}
+    def _shapes(self) -> dict[str, list[int]]:
+        return {name: list(parameter.shape) for name, parameter in self._parameters.items()}
 
     def _was_taken(self) -> bool:
-        scale, version = self._begun_with
-        now_scale, now_version = self._scale_and_version()
-        return now_scale >= scale or now_version != version
+        scale, steps = self._begun_with
+        now_scale, now_steps = self._scale_and_steps()
+        return now_scale >= scale or now_steps != steps
 
-    def _scale_and_version(self) -> tuple[float, int]:
-        """The loss scale, and a number that grows when a parameter is changed in place."""
-        scale = 1.0 if self._grad_scaler is None else self._grad_scaler.get_scale()
-        return scale, sum(parameter._version for parameter in self._parameters.values())  # noqa: SLF001
+    def _scale_and_steps(self) -> tuple[float, tuple[int, int]]:
+        """The loss scale, and what differs when an optimizer has taken a step."""
+        if self._grad_scaler is None or self._taken is None:
+            return 1.0, (0, 0)
+        return self._grad_scaler.get_scale(), self._taken.so_far()
+
+
+def _require_same(group: dist.ProcessGroup, settings: str) -> None:
+    everyone = gather_long_text(group, settings, device=HOST)
+    for rank, text in enumerate(everyone):
+        if text != everyone[0]:
+            raise RequestError(
+                f"ranks sparsify differently: rank 0 with {everyone[0]}, rank {rank} with {text}; "
+                "take the same settings on every rank"
+            )
+
+
+def _shape(shape: list[int] | None) -> str:
+    return "no parameter" if shape is None else f"shape {tuple(shape)}"

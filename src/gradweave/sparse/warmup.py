@@ -6,7 +6,7 @@ densities are the gTop-k paper's.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, sqrt
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradweave.errors import RequestError
-from gradweave.sparse.residual import Carried, Flat
+from gradweave.sparse.residual import Carried, Flat, carried_type
 from gradweave.sparse.vectors import elements_kept
 
 PAPER_WARMUP = (0.25, 0.0725, 0.015, 0.004)
@@ -61,15 +61,36 @@ class Densities:
         return position // (self.steps_each or 1)
 
 
-def clip_local_norm(gradient: torch.Tensor, *, limit: float, ranks: int) -> None:
-    """In place, before selection: no rank's norm above limit / sqrt(P), so the sum's not above it.
+def clip_local_norm(gradient: torch.Tensor, elements: Mapping[str, int], *, limit: float) -> None:
+    """In place, before selection: a flat gradient of these parameters, to at most this norm.
 
-    The norm of the sum of P independent gradients is sqrt(P) times that of one of them.
+    Norms of parameters are taken one by one and put together by name, so that the same parameters
+    in another order are clipped alike, bit for bit.
     """
+    check_clip_norm(limit)
+    kind = carried_type(gradient.dtype)
+    norms = {
+        name: torch.linalg.vector_norm(part, dtype=kind)
+        for name, part in zip(elements, torch.split(gradient, list(elements.values())), strict=True)
+    }
+    if norms:
+        norm = torch.linalg.vector_norm(torch.stack([norms[name] for name in sorted(norms)]))
+        gradient.mul_(torch.clamp(limit / norm, max=1.0))
+
+
+def local_norm_limit(limit: float, *, ranks: int, share: float) -> float:
+    """How long one rank's gradient may be, so that the mean over the ranks keeps to the limit.
+
+    The mean of P gradients of one length that have nothing to do with each other is sqrt(P) times
+    shorter. Of a limit for the whole model, a bucket with a share of its elements gets sqrt(share):
+    squares add up to the limit's, however parameters are put into buckets.
+    """
+    return limit * sqrt(ranks * share)
+
+
+def check_clip_norm(limit: float) -> None:
     if not (limit > 0 and isfinite(limit)):
-        raise RequestError(f"the norm to clip at must be positive and finite, got {limit}")
-    norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-    gradient.mul_(torch.clamp(limit / ranks**0.5 / norm, max=1.0))
+        raise RequestError(f"clip_norm must be positive and finite, got {limit}")
 
 
 def check_momentum(momentum: float) -> None:
