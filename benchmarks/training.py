@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from gradweave import Network, Trace, files, load_trace
 from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave.bench.training import Settings, density_of, to_measure, train_on_cluster
+from gradweave.bench.training import Settings, compressions_of, to_measure, train_on_cluster
 from gradweave.lab import Cluster, ClusterSpec
 from gradweave.planning.bsp import find_loop
 from gradweave.results import Result
@@ -76,7 +76,7 @@ def _calibrated(cluster: Cluster, experiment: Experiment) -> Network:
         ways=to_measure(experiment.runtimes),
         largest_bytes=experiment.largest_bytes,
         repeats=experiment.calibrated,
-        selected_density=density_of(experiment.runtimes),
+        compressions=compressions_of(experiment.runtimes),
     )
     return calibrate_cluster(cluster, question).beside_nothing()
 

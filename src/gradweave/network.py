@@ -27,6 +27,9 @@ from gradweave.words import Beside, Operation, parse_spec
 class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one operation by one collective costs among one number of workers.
 
+    A collective may be an exchange of sparse gradients, such as ``gtopk-butterfly:0.001``; its cost
+    is over the bytes of the dense message, and selecting is not in it.
+
     ``cost`` is how long a message keeps the next one waiting. It arrives ``latency_s`` later, for
     messages that follow each other closely overlap at their ends.
     """
@@ -182,6 +185,9 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return FREE if workers == 1 else formula
 
     def _sparse_cost(self, compression: Compression, workers: int) -> Cost:
+        measured = self._measured("all-reduce", str(compression))
+        if workers in measured:
+            return measured[workers]
         if self.links is None:
             raise UnknownCost(
                 f"network {self.name!r} has no links, so the exchange of {compression} has no "

@@ -9,6 +9,7 @@ from gradweave import files
 from gradweave.recipe import Recipe
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.sparse.settings import GTopK
+from gradweave.sparse.warmup import Densities
 
 
 def settled(group, options):
@@ -189,3 +190,44 @@ def uneven(group):
 def test_planning_ends_where_join_begins(tmp_path):
     (explained, _), _ = on_two(uneven, scratch=tmp_path)
     assert explained == "torch's own buckets stay: planning ends where join() begins."
+
+
+def warming_up(group):
+    """What travels in each step, by stage."""
+    densities = Densities(warmup=(0.5, 0.25), final=0.1, steps_each=MOST_STEPS // 6)
+    wrapped = DistributedDataParallel(network(), compression=GTopK(density=densities), **QUICK)
+    seen = {}
+    for step in range(MOST_STEPS):
+        wrapped(batch(step, group.rank())).sum().backward()
+        found = wrapped.findings()
+        seen.setdefault(found.stage, set()).add(densities.at(step))
+        if found.stage == "warming up":
+            (compression,) = {bucket.compression for bucket in wrapped.plan.buckets}
+            assert compression.density == densities.at(step)
+            assert "until the density is the last one" in wrapped.explain()
+        if found.stage == "settled":
+            break
+    tried = {trial.candidate.plan.buckets[0].compression.density for trial in found.trials}
+    return seen, tried, str(found.worth)
+
+
+def test_plans_are_tried_with_the_density_that_lasts(tmp_path):
+    for seen, tried, worth in on_two(warming_up, scratch=tmp_path):
+        assert seen["trying"] == seen["settled"] == {0.1}
+        assert seen.get("warming up", set()) <= {0.5, 0.25}  # none where recording takes long
+        assert tried == {0.1}
+        assert worth.startswith("Compression ")
+
+
+def judged(group):
+    wrapped = DistributedDataParallel(
+        network(), compression=GTopK(density=0.1, whole_model=True), **QUICK
+    )
+    trained(wrapped, group.rank(), steps=5, until_settled=True)
+    return wrapped.explain().split("\n")
+
+
+def test_one_message_for_the_whole_model_is_judged_too(tmp_path):
+    for how, worth in on_two(judged, scratch=tmp_path):
+        assert how == "The whole model travels as one sparse message."
+        assert worth.startswith("Compression ")

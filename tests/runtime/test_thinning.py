@@ -1,12 +1,16 @@
 """What the runtime says of compression: what it costs here, and whether it pays."""
 
+import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from ranks import on_threads
 from torch import nn
 
 from gradweave import Link, Network, Tensor, Trace
-from gradweave.costs import flat
+from gradweave.compression import METHODS, Compression
+from gradweave.costs import Line, flat
+from gradweave.network import CollectiveCost
 from gradweave.plan import merge
 from gradweave.planning import make_plan
 from gradweave.runtime.candidates import Candidate
@@ -14,9 +18,16 @@ from gradweave.runtime.explain import explanation
 from gradweave.runtime.findings import Findings
 from gradweave.runtime.options import Options
 from gradweave.runtime.pilot import Pilot
-from gradweave.runtime.thinning import planned_compression, verdict, with_selection_cost
+from gradweave.runtime.thinning import (
+    PRICED_AS,
+    compression_at,
+    settings_for,
+    verdict,
+    with_sparse_prices,
+)
 from gradweave.sparse.exchange import EXCHANGES
-from gradweave.sparse.settings import GTopK, TopK
+from gradweave.sparse.exchanger import Exchanger
+from gradweave.sparse.settings import GTopK
 from gradweave.sparse.timing import selection_s_per_element
 
 TRACE = Trace(
@@ -29,7 +40,7 @@ TRACE = Trace(
         for name, ready_s in (("b", 0.01), ("a", 0.02))
     ),
 )
-SPARSE = planned_compression(GTopK(density=0.001))
+SPARSE = compression_at(GTopK(density=0.001))
 
 
 def network(*, bits_per_s, selection_s=1e-9):
@@ -39,7 +50,8 @@ def network(*, bits_per_s, selection_s=1e-9):
 
 def settled(net, compression=SPARSE):
     plan = make_plan(TRACE, net, workers=4, compression=compression)
-    return Findings(trace=TRACE, network=net, plan=plan, stage="settled")
+    worth = verdict(TRACE, plan, net, workers=4)
+    return Findings(trace=TRACE, network=net, plan=plan, stage="settled", worth=worth)
 
 
 def test_what_is_compressed_is_called_so():
@@ -77,22 +89,53 @@ def test_of_dense_plans_there_is_nothing_to_say():
 
 
 def test_every_exchange_has_a_price():
-    for exchange in EXCHANGES:
-        assert planned_compression(GTopK(density=0.01, exchange=exchange)).density == 0.01
-    assert planned_compression(TopK(density=0.5)).method == "topk"
-    assert SPARSE.method == "gtopk-butterfly"
+    assert set(PRICED_AS) == set(EXCHANGES)
+    assert Compression(method="gtopk-butterfly", density=0.001) == SPARSE
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_has_a_price_can_be_done(method):
+    compression = Compression(method=method, density=0.01)
+    assert compression_at(settings_for(compression)) == compression
 
 
 def agreed(group):
-    parameters = {"w": nn.Parameter(torch.zeros(1000 * (1 + group.rank())))}
-    net = with_selection_cost(network(bits_per_s=1e9), GTopK(density=0.001), parameters, group)
-    return net.selection_s_per_element
+    """What a bucket of a thousand elements costs, to select from and to exchange."""
+    settings = GTopK(density=0.001)
+    net = with_sparse_prices(
+        network(bits_per_s=1e9),
+        settings,
+        Exchanger(group),
+        numel=1000 * (1 + group.rank()),
+        like=torch.zeros(1),
+    )
+    phases = net.phases("ring", workers=group.size(), compression=compression_at(settings))
+    return [(name, float(cost.seconds(np.array([4000.0]))[0])) for name, cost in phases]
 
 
-def test_ranks_agree_on_what_selecting_costs():
+def test_ranks_agree_on_what_selecting_and_exchanging_cost():
     first, second = on_threads(2, agreed)
     assert first == second
-    assert 0 < first < 1e-2
+    assert [name for name, _ in first] == ["select", "gtopk-butterfly:0.001"]
+    assert all(0 < seconds < 10 for _, seconds in first)
+
+
+def test_a_measured_exchange_is_the_price():
+    """The formula of the links knows nothing of threads and merges."""
+    slow = CollectiveCost(
+        operation="all-reduce",
+        collective=str(SPARSE),
+        workers=4,
+        cost=Line(startup_s=1.0, s_per_byte=0.0),
+    )
+    net = replace(network(bits_per_s=1e8), costs=(slow,))
+    cost = net.cost("all-reduce", "ring", workers=4, compression=SPARSE)
+    assert cost.startup_s == 1.0
+    plan = make_plan(TRACE, net, workers=4, compression=SPARSE)
+    assert len(plan.buckets) == 1
+    assert not verdict(TRACE, plan, net, workers=4).pays
+    other = net.cost("all-reduce", "ring", workers=8, compression=SPARSE)
+    assert other.startup_s < 0.1
 
 
 def test_timing_draws_no_number_of_the_trainings():

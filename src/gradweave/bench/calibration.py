@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from gradweave.bench.jobs import ask
+from gradweave.compression import Compression
 from gradweave.lab import Cluster
 from gradweave.network import Network
 from gradweave.words import Way
@@ -17,7 +18,7 @@ class CalibrationQuestion(Struct, frozen=True, kw_only=True):
     largest_bytes: int
     repeats: int
     nodes_per_rack: int | None = None
-    selected_density: float | None = None  # also time the selection of this share, where given
+    compressions: tuple[Compression, ...] = ()  # also time selecting and exchanging for these
 
 
 class CalibrationAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -3,19 +3,19 @@
 from collections.abc import Callable
 
 import torch
-from msgspec.structs import replace
 
 from gradweave.bench.calibration import CalibrationAnswer, CalibrationQuestion
 from gradweave.bench.jobs import answer, asked
 from gradweave.bench.ranks import default_group, node_topology
 from gradweave.comm import Communicator
-from gradweave.comm.agree import group_device, largest
 from gradweave.comm.communicator import same_ranks
 from gradweave.comm.lanes import LANES
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
 from gradweave.planning import OPERATIONS
-from gradweave.sparse.timing import MOST_TIMED, selection_s_per_element
+from gradweave.runtime.thinning import settings_for, with_sparse_prices
+from gradweave.sparse.exchanger import Exchanger
+from gradweave.sparse.timing import MOST_TIMED
 
 
 def in_default_group(
@@ -39,15 +39,11 @@ def in_default_group(
             ],
             advance=advance if group.rank() == 0 else lambda: None,
         )
-        if question.selected_density is not None:
-            mine_s = selection_s_per_element(
-                MOST_TIMED,
-                like=torch.zeros(1),
-                density=question.selected_density,
-                method=None,
+        for compression in question.compressions:
+            settings, exchanger = settings_for(compression), Exchanger(group)
+            network = with_sparse_prices(
+                network, settings, exchanger, numel=MOST_TIMED, like=torch.zeros(1)
             )
-            (slowest_s,) = largest(group, [mine_s], device=group_device(group))
-            network = replace(network, selection_s_per_element=slowest_s)
         return network if group.rank() == 0 else None
 
 

@@ -26,7 +26,7 @@ from gradweave.runtime.bsp import LOOPS, ROOT
 from gradweave.runtime.buckets import bucket_bytes, check_buckets
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.runtime.sharded import ShardedDataParallel
-from gradweave.sparse.settings import GTopK, Sparse, TopK
+from gradweave.runtime.thinning import settings_for
 from gradweave.timeline import Timeline
 from gradweave.words import parse_spec
 
@@ -185,7 +185,8 @@ def _torchs(
 
 @contextmanager
 def _ours(plan: Plan, trainee: Trainee, *, noting: bool) -> Iterator[Running]:
-    settings = _settings(plan)
+    compression = plan.buckets[0].compression
+    settings = None if compression is None else settings_for(compression)
     ours = DistributedDataParallel(
         trainee.model,
         process_group=trainee.group,
@@ -202,13 +203,6 @@ def _ours(plan: Plan, trainee: Trainee, *, noting: bool) -> Iterator[Running]:
         dense if settings is None else trainee.gradients_are_alike,
     )
     check_buckets(ours, bucket_bytes(plan, trainee.bytes_of))
-
-
-def _settings(plan: Plan) -> Sparse | None:
-    compression = plan.buckets[0].compression
-    if compression is None:
-        return None
-    return (TopK if compression.method == "topk" else GTopK)(density=compression.density)
 
 
 def _sharded(plan: Plan, trainee: Trainee, *, noting: bool) -> Running:

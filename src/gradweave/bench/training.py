@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.bench.jobs import ask
-from gradweave.compression import METHODS, parse_compression
+from gradweave.compression import METHODS, Compression, parse_compression
 from gradweave.errors import RequestError
 from gradweave.lab import Cluster
 from gradweave.network import Network
@@ -106,10 +106,17 @@ def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def density_of(runtimes: Sequence[str]) -> float | None:
-    """Of the first of them that sends a share of the gradients only."""
-    thinned = (parse_compression(r) for r in runtimes if parse_spec(r).name in METHODS)
-    return next((compression.density for compression in thinned), None)
+def compressions_of(runtimes: Sequence[str]) -> tuple[Compression, ...]:
+    """Of those that send a share of the gradients only."""
+    return tuple(_compression(r) for r in runtimes if parse_spec(r).name in METHODS)
+
+
+def _compression(runtime: str) -> Compression:
+    """``gtopk`` is the paper's tree to who predicts, and the butterfly to who trains."""
+    compression = parse_compression(runtime)
+    if compression.method == "gtopk":
+        return replace(compression, method="gtopk-butterfly")
+    return compression
 
 
 def train_on_cluster(
@@ -205,10 +212,7 @@ def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: fl
     if parse_spec(runtime).name in LOOPS:
         return Case(runtime=runtime, plan=find_loop(runtime).plan(trace))
     if parse_spec(runtime).name in METHODS:
-        compression = parse_compression(runtime)
-        if compression.method == "gtopk":
-            compression = replace(compression, method="gtopk-butterfly")
-        plan = make_plan(trace, network, workers=workers, compression=compression)
+        plan = make_plan(trace, network, workers=workers, compression=_compression(runtime))
         return Case(runtime=runtime, plan=plan)
     planner = {TORCH: "ddp", TUNED: f"fixed:{round((cap_mb or 0) * MIB)}"}.get(
         runtime, _planner(runtime)

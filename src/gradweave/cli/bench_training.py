@@ -10,7 +10,7 @@ from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
 from gradweave.bench.training import (
     Settings,
     check_runtimes,
-    density_of,
+    compressions_of,
     steps,
     to_measure,
     train_on_cluster,
@@ -135,7 +135,7 @@ def _network(options: argparse.Namespace, cluster: Cluster, nodes: int) -> Netwo
                     largest_bytes=LARGEST_BYTES,
                     repeats=9,
                     nodes_per_rack=nodes_per_rack(options, nodes),
-                    selected_density=density_of(options.runtime),
+                    compressions=compressions_of(options.runtime),
                 ),
                 advance=advance,
             )

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gradweave import files
 from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
 from gradweave.bench.real_training import RealQuestion, train_for_real
-from gradweave.bench.training import Settings, density_of, steps, to_measure, train_on_cluster
+from gradweave.bench.training import Settings, compressions_of, steps, to_measure, train_on_cluster
 from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
 from gradweave.errors import LabError
 from gradweave.lab import Cluster, ClusterSpec
@@ -138,7 +138,7 @@ def _calibrated(cluster: Cluster) -> Network:
             ways=to_measure(tuple(RUNTIMES)),
             largest_bytes=16 * MIB,
             repeats=5,
-            selected_density=density_of(tuple(RUNTIMES)),
+            compressions=compressions_of(tuple(RUNTIMES)),
         )
         return calibrate_cluster(cluster, question, advance=advance).beside_nothing()
 

@@ -349,6 +349,7 @@ class DistributedDataParallel(TorchDDP):
             keeps_declared_order=self.find_unused_parameters and not self.static_graph,
             torch_cap_mb=self._torch_cap_mb,
             given=given,
+            sparse=self._sparse,
         )
 
     def _own_group(self) -> dist.ProcessGroup:

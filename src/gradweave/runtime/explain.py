@@ -1,31 +1,47 @@
 """What happened to a wrapped model, in a few sentences."""
 
+from gradweave.network import Network
 from gradweave.plan import Plan
 from gradweave.runtime.findings import Findings
-from gradweave.runtime.thinning import verdict
+from gradweave.runtime.trials import Trial
 from gradweave.simulation import simulate
+from gradweave.trace import Trace
 
 
 def explanation(found: Findings | None, why_unplanned: str | None, *, workers: int) -> str:
     if found is None:
         return f"torch's own buckets stay: {why_unplanned}."
+    worth = [] if found.worth is None else [str(found.worth)]
+    return "\n".join([*_how(found, workers), *worth])
+
+
+def _how(found: Findings, workers: int) -> list[str]:
+    """How messages travel, and why so."""
+    if found.is_whole:
+        return ["The whole model travels as one sparse message."]
+    plan = found.plan
+    if plan is not None and found.stage == "warming up":
+        return [f"{_buckets(plan)}, planned by {plan.planner}, until the density is the last one."]
     if found.stage != "settled":
-        return f"No plan yet: {found.stage}."
-    if found.note is not None:
-        return f"torch's own buckets stay: {found.note}."
-    plan, trace, network = found.plan, found.trace, found.network
+        return [f"No plan yet: {found.stage}."]
     if plan is None:
-        return "The whole model travels as one sparse message."
-    if trace is None or network is None or not found.trials:
+        return [f"torch's own buckets stay: {found.note}."]
+    if found.trace is None or found.network is None or not found.trials:
         how = "as given" if found.is_given else f"planned by {plan.planner}"
-        return "\n".join([f"{_buckets(plan)}, {how}.", *_worth(found, workers)])
+        return [f"{_buckets(plan)}, {how}."]
+    return _chosen(found.trials, plan, found.trace, found.network, workers)
+
+
+def _chosen(
+    trials: list[Trial], plan: Plan, trace: Trace, network: Network, workers: int
+) -> list[str]:
     measured = (
         f"Measured: {len(trace.tensors)} gradients, {trace.nbytes.sum() / 1e6:.1f} MB; "
         f"forward {trace.forward_s * 1e3:.1f} ms, backward {trace.backward_s * 1e3:.1f} ms; "
         f"{workers} workers."
     )
     lines = [measured]
-    for trial in found.trials:
+    for trial in trials:
         tried = trial.candidate.plan
         name = "torch's own" if trial.candidate.is_torchs else tried.planner
         times = " and ".join(f"{taken_s * 1e3:.1f}" for taken_s in trial.rounds_s)
@@ -34,8 +50,8 @@ def explanation(found: Findings | None, why_unplanned: str | None, *, workers: i
             f"{trial.candidate.predicted_s * 1e3:.1f} ms an iteration, a step took "
             f"{times} ms{' (chosen)' if tried == plan else ''}."
         )
-    torchs = next(trial for trial in found.trials if trial.candidate.is_torchs)
-    chosen = next(trial for trial in found.trials if trial.candidate.plan == plan)
+    torchs = next(trial for trial in trials if trial.candidate.is_torchs)
+    chosen = next(trial for trial in trials if trial.candidate.plan == plan)
     before_s, now_s = (
         simulate(trace, one, network, workers=workers).exposed_s
         for one in (torchs.candidate.plan, plan)
@@ -47,14 +63,7 @@ def explanation(found: Findings | None, why_unplanned: str | None, *, workers: i
         f"Communication that nothing hides, predicted: {before_s * 1e3:.1f} ms with torch's own "
         f"buckets, {now_s * 1e3:.1f} ms now."
     )
-    return "\n".join([*lines, *_worth(found, workers)])
-
-
-def _worth(found: Findings, workers: int) -> list[str]:
-    if found.plan is None or found.trace is None or found.network is None:
-        return []
-    judged = verdict(found.trace, found.plan, found.network, workers=workers)
-    return [] if judged is None else [str(judged)]
+    return lines
 
 
 def _buckets(plan: Plan) -> str:

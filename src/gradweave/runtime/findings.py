@@ -6,6 +6,7 @@ from gradweave.errors import RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
+from gradweave.runtime.thinning import Verdict
 from gradweave.runtime.trials import Trial
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
@@ -21,6 +22,8 @@ class Findings(Struct, kw_only=True):
     is_given: bool = False  # the plan, by the user
     predicted: Timeline | None = None
     step_s: float | None = None  # what a step took when the plan was chosen
+    is_whole: bool = False  # one bucket, without a plan: everything is selected from at once
+    worth: Verdict | None = None  # of compression
     stage: str = "not begun"
     note: str | None = None  # why there is no plan, or why there is another than was asked for
 

@@ -20,11 +20,12 @@ from gradweave import collectives
 from gradweave.comm import Communicator
 from gradweave.comm.agree import broadcast_text, group_device, largest
 from gradweave.comm.lanes import LANES
+from gradweave.compression import Compression
 from gradweave.costs.sparse import BYTES_PER_ELEMENT
 from gradweave.measure.backward import Iteration, Observer, observing, recording_of
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
-from gradweave.plan import Plan
+from gradweave.plan import Plan, merge
 from gradweave.planning import BOTH_PASSES_COLLECTIVE, OPERATIONS
 from gradweave.recipe import Recipe
 from gradweave.runtime.calibration import Calibration, Ended
@@ -32,10 +33,11 @@ from gradweave.runtime.candidates import Candidate, shortlist, torch_lengths
 from gradweave.runtime.findings import Findings
 from gradweave.runtime.given import require_fit
 from gradweave.runtime.options import AUTO, Options, is_whole
-from gradweave.runtime.thinning import planned_compression, verdict, with_selection_cost
+from gradweave.runtime.thinning import LAST_STEP, compression_at, verdict, with_sparse_prices
 from gradweave.runtime.trials import Trial, finalists, winner
 from gradweave.runtime.window import ComputeWindow
 from gradweave.simulation import simulate
+from gradweave.sparse.training import SparseTraining
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
 from gradweave.words import KIB, MIB, Passes
@@ -73,8 +75,10 @@ class Pilot:
         torch_cap_mb: float | None,
         given: Plan | Recipe | None,
         passes: Passes = "backward",
+        sparse: SparseTraining | None = None,
     ) -> None:
         self.found = Findings()
+        self._sparse = sparse
         self._passes: Passes = passes
         self._options, self._module, self._parameters = options, module, parameters
         self._group, self._make_group, self._adopt = group, make_group, adopt
@@ -127,6 +131,8 @@ class Pilot:
         if self._course is not None and self.is_settled and self._options.replan_when is not None:
             logger.warning("no more planning again: %s", why)
         self.close()
+        if self.found.plan is not None or self.found.is_whole:
+            self.found.stage = "settled"
         if not self.is_settled:
             self._give_up(why)
 
@@ -137,8 +143,11 @@ class Pilot:
         logger.warning("keeping torch's own buckets: %s", why)
 
     def _whole_course(self) -> Generator[None]:
-        if is_whole(self._options.compression):
+        if self._sparse is not None and is_whole(self._options.compression):
+            self.found.is_whole = True
             self._adopt("one bucket")
+            if self._group.size() > 1:
+                yield from self._judged(self._sparse)
             self.found.stage = "settled"
             return
         given = self._given_plan
@@ -156,6 +165,7 @@ class Pilot:
             self.found.trace, self.found.network = given.trace, given.network
             self.found.predicted = self._predicted(plan, given.trace, given.network)
             self.found.step_s = given.step_s
+            self._judge(plan, given.trace, given.network)
         self._adopt(Candidate(plan=plan, predicted_s=0.0))
         self.found.stage = "settled"
         logger.info("%d messages as given, planned by %s", len(plan.buckets), plan.planner)
@@ -163,35 +173,87 @@ class Pilot:
 
     def _planned(self) -> Generator[None, None, bool]:
         """Record and calibrate, plan, try, choose; whether there is a plan in the end."""
-        sparse = self._options.compression
-        widths = {parameter.element_size() for parameter in self._parameters.values()}
-        if sparse is not None and widths != {BYTES_PER_ELEMENT}:
-            self._give_up("sparse messages have a price for gradients of 4 bytes only")
+        measured = yield from self._measured()
+        if isinstance(measured, str):
+            self._give_up(measured)
             return False
-        self.found = Findings(stage="recording")
-        self._adopt("one bucket")
-        observed, calibration = yield from self._observed_and_calibrated()
-        if self._any(calibration.failure is not None):
-            self._give_up(f"calibrating failed: {calibration.failure or 'on another rank'}")
-            return False
-        network = calibration.network()
-        if self._any(not observed):
-            self._give_up("no step had a backward pass")
-            return False
-        trace = self._trace(observed)
-        if isinstance(trace, str):
-            self._give_up(trace)
-            return False
-        if sparse is not None:
-            network = with_selection_cost(network, sparse, self._parameters, self._group)
+        trace, network = measured
+        compression = None
+        if self._sparse is not None:
+            network = yield from self._warmed_up(self._sparse, trace, network)
+            compression = compression_at(self._sparse.settings)
         self.found.trace, self.found.network = trace, network
-        candidates = self._candidates(trace, network)
-        self.found.stage = "trying"
+        candidates = self._candidates(trace, network, compression)
+        self.found.stage, self.found.plan = "trying", None
         best = candidates[0]
         if self._options.trial_steps:
             best = yield from self._fastest(candidates)
         self._settle(best, trace, network)
         return True
+
+    def _measured(self) -> Generator[None, None, tuple[Trace, Network] | str]:
+        """In one bucket: when gradients are ready and what messages cost. Or why there is none."""
+        widths = {parameter.element_size() for parameter in self._parameters.values()}
+        if self._sparse is not None and widths != {BYTES_PER_ELEMENT}:
+            return "sparse messages have a price for gradients of 4 bytes only"
+        self.found = Findings(stage="recording", is_whole=self.found.is_whole)
+        if not self.found.is_whole:
+            self._adopt("one bucket")
+        observed, calibration = yield from self._observed_and_calibrated()
+        if self._any(calibration.failure is not None):
+            return f"calibrating failed: {calibration.failure or 'on another rank'}"
+        if self._any(not observed):
+            return "no step had a backward pass"
+        trace = self._trace(observed)
+        return trace if isinstance(trace, str) else (trace, calibration.network())
+
+    def _warmed_up(
+        self, sparse: SparseTraining, trace: Trace, network: Network
+    ) -> Generator[None, None, Network]:
+        """Until the last density has come, by the best plan for each; then the prices for that.
+
+        What is tried before would be chosen for messages that are many times as large.
+        """
+        while True:
+            priced = self._priced(network, sparse, sparse.step)
+            now = compression_at(sparse.settings, sparse.step)
+            if now == compression_at(sparse.settings):
+                return priced
+            best = self._candidates(trace, priced, now)[0]
+            self._adopt(best)
+            self.found.trace, self.found.network = trace, priced
+            self.found.stage, self.found.plan = "warming up", best.plan
+            self.found.predicted = self._predicted(best.plan, trace, priced)
+            while compression_at(sparse.settings, sparse.step) == now:
+                yield
+
+    def _priced(self, network: Network, sparse: SparseTraining, step: int) -> Network:
+        return with_sparse_prices(
+            network,
+            sparse.settings,
+            sparse.sparsifier.exchanger,
+            numel=sum(parameter.numel() for parameter in self._parameters.values()),
+            like=next(iter(self._parameters.values())),
+            step=step,
+        )
+
+    def _judged(self, sparse: SparseTraining) -> Generator[None]:
+        """Whether it pays to send the whole model as one sparse message; it is done in any case."""
+        measured = yield from self._measured()
+        if isinstance(measured, str):
+            logger.info("whether compression pays is unknown: %s", measured)
+            return
+        trace, network = measured
+        priced = self._priced(network, sparse, LAST_STEP)
+        plan = merge(
+            trace,
+            [len(trace.tensors)],
+            planner="whole model",
+            collective="native",
+            compression=compression_at(sparse.settings),
+        )
+        self.found.trace, self.found.network = trace, priced
+        self._judge(plan, trace, priced)
 
     def _observed_and_calibrated(
         self,
@@ -289,9 +351,11 @@ class Pilot:
             tensors.append(replace(by_name[name], ready_s=latest_s))
         return replace(recording.trace, tensors=tuple(tensors))
 
-    def _candidates(self, trace: Trace, network: Network) -> list[Candidate]:
+    def _candidates(
+        self, trace: Trace, network: Network, compression: Compression | None
+    ) -> list[Candidate]:
         """Rank 0 decides; what it says travels as JSON."""
-        text, sparse = "", self._options.compression
+        text = ""
         if self._group.rank() == 0:
             found = shortlist(
                 trace,
@@ -304,7 +368,7 @@ class Pilot:
                     bucket_cap_mb=self._torch_cap_mb,
                     is_declared=self._keeps_declared_order,
                 ),
-                compression=None if sparse is None else planned_compression(sparse),
+                compression=compression,
                 passes=self._passes,
             )
             text = msgspec.json.encode(found).decode()
@@ -352,9 +416,12 @@ class Pilot:
             best.plan.planner,
             best.predicted_s * 1e3,
         )
-        found = verdict(trace, best.plan, network, workers=self._group.size())
-        if found is not None and not found.pays:
-            logger.warning("%s", found)
+        self._judge(best.plan, trace, network)
+
+    def _judge(self, plan: Plan, trace: Trace, network: Network) -> None:
+        self.found.worth = verdict(trace, plan, network, workers=self._group.size())
+        if self.found.worth is not None and not self.found.worth.pays:
+            logger.warning("%s", self.found.worth)
 
     def _predicted(self, plan: Plan, trace: Trace, network: Network) -> Timeline:
         return simulate(trace, plan, network, workers=self._group.size())

@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 
-import torch.distributed as dist
+import torch
 from msgspec import Struct
 from msgspec.structs import replace
-from torch import nn
 
-from gradweave.comm.agree import group_device, largest
+from gradweave.comm.agree import largest
 from gradweave.compression import Compression, Method
-from gradweave.network import Network
+from gradweave.network import CollectiveCost, Network
 from gradweave.plan import Plan
 from gradweave.planning import make_plan
 from gradweave.simulation import simulate
-from gradweave.sparse.settings import Sparse
-from gradweave.sparse.timing import selection_s_per_element
+from gradweave.sparse.exchanger import Exchanger
+from gradweave.sparse.settings import GTopK, Sparse, TopK
+from gradweave.sparse.timing import exchange_cost, selection_s_per_element
 from gradweave.trace import Trace
 
 # Beyond every warm-up.
@@ -48,26 +48,44 @@ class Verdict(Struct, frozen=True, kw_only=True):
         return f"Compression does not pay on this network: {times}; leave it out."
 
 
-def planned_compression(settings: Sparse) -> Compression:
-    """With the density that will last."""
-    return Compression(method=PRICED_AS[settings.exchange], density=settings.density_at(LAST_STEP))
+def compression_at(settings: Sparse, step: int = LAST_STEP) -> Compression:
+    """With the density of this step, or the one that will last."""
+    return Compression(method=PRICED_AS[settings.exchange], density=settings.density_at(step))
 
 
-def with_selection_cost(
+def settings_for(compression: Compression) -> Sparse:
+    """What does as it is priced."""
+    exchange = next(name for name, method in PRICED_AS.items() if method == compression.method)
+    kind = TopK if compression.method == "topk" else GTopK
+    return kind(density=compression.density, exchange=exchange)
+
+
+def with_sparse_prices(
     network: Network,
     settings: Sparse,
-    parameters: Mapping[str, nn.Parameter],
-    group: dist.ProcessGroup,
+    exchanger: Exchanger,
+    *,
+    numel: int,
+    like: torch.Tensor,
+    step: int = LAST_STEP,
 ) -> Network:
-    """As measured now on the slowest rank; call it on every rank."""
+    """For gradients like these, as measured now on the slowest rank.
+
+    Call it on every rank, while the exchanger has nothing else to do.
+    """
+    compression = compression_at(settings, step)
     mine_s = selection_s_per_element(
-        sum(parameter.numel() for parameter in parameters.values()),
-        like=next(iter(parameters.values())),
-        density=settings.density_at(LAST_STEP),
-        method=settings.selection,
+        numel, like=like, density=compression.density, method=settings.selection
     )
-    (slowest_s,) = largest(group, [mine_s], device=group_device(group))
-    return replace(network, selection_s_per_element=slowest_s)
+    (slowest_s,) = largest(exchanger.group, [mine_s], device=torch.device("cpu"))
+    exchange = CollectiveCost(
+        operation="all-reduce",
+        collective=str(compression),
+        workers=exchanger.group.size(),
+        cost=exchange_cost(exchanger, exchange=settings.exchange, density=compression.density),
+    )
+    others = tuple(entry for entry in network.costs if entry.collective != exchange.collective)
+    return replace(network, selection_s_per_element=slowest_s, costs=(*others, exchange))
 
 
 def verdict(trace: Trace, plan: Plan, network: Network, *, workers: int) -> Verdict | None:

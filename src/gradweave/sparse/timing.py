@@ -1,16 +1,23 @@
-"""How long selections take, and whether they are exact."""
+"""How long selections take, and whether they are exact; how long exchanges take."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from time import perf_counter
 
+import numpy as np
 import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gradweave.comm.agree import largest
+from gradweave.costs.cost import Line
+from gradweave.costs.sparse import BYTES_PER_ELEMENT
+from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.residual import Flat, carried_type
 from gradweave.sparse.select import compile_kernels, default_selection, find_selection, select
+from gradweave.sparse.step import Sparsifier
 from gradweave.sparse.vectors import SparseVector, elements_kept
 
 BASELINE = "torch-topk"
@@ -18,6 +25,9 @@ BASELINE = "torch-topk"
 # Of a selection that is timed in passing: beyond the caches, and over soon.
 MOST_TIMED = 1 << 20
 TIMES = 3
+# Elements of a bucket that takes no time to select from, and of a message whose bytes do.
+LEAST_PROBED = 64
+EXCHANGED = 1 << 14
 
 
 class SelectionTiming(Struct, frozen=True, kw_only=True):
@@ -85,17 +95,46 @@ def selection_s_per_element(
     kept, pending = (torch.zeros(numel, dtype=kind, device=like.device) for _ in range(2))
     own = torch.Generator().manual_seed(0)  # training goes on drawing from torch's
     gradient = torch.randn(numel, generator=own).to(like.device, like.dtype)
+    k, chosen = elements_kept(numel, density), method or default_selection(like.device)
+    return _median_s(lambda: select(Flat((), kept, pending), gradient, k=k, method=chosen)) / numel
+
+
+def exchange_cost(exchanger: Exchanger, *, exchange: str, density: float) -> Line:
+    """What a message takes beside selecting, over the bytes of the dense message.
+
+    As measured now on the slowest rank; call it on every rank.
+    """
+    ranks, rank = exchanger.group.size(), exchanger.group.rank()
+    probe = {"probe": torch.zeros(LEAST_PROBED)}
+    sparsifier = Sparsifier(exchanger, probe, exchange=exchange, selection=BASELINE)
+
+    def small() -> None:
+        """Everything that is done for a bucket."""
+        sparsifier.reduce(["probe"], torch.ones(LEAST_PROBED), density=1 / LEAST_PROBED)
+        sparsifier.rollback()
+
+    def of_many(k: int) -> None:
+        indices = ranks * np.arange(k, dtype=np.int32) + rank
+        values = np.full(k, 1.0 + rank, np.float32)
+        exchanger.run(SparseVector(indices, values), exchange=exchange, k=k, numel=k * ranks)
+
+    startup_s, one_s, many_s = largest(
+        exchanger.group,
+        [_median_s(run) for run in (small, partial(of_many, 1), partial(of_many, EXCHANGED))],
+        device=torch.device("cpu"),
+    )
+    s_per_exchanged = max(0.0, many_s - one_s) / (EXCHANGED - 1)
+    return Line(startup_s=startup_s, s_per_byte=s_per_exchanged * density / BYTES_PER_ELEMENT)
+
+
+def _median_s(run: Callable[[], object]) -> float:
+    """The first time does not count."""
     times_s = []
     for _ in range(1 + TIMES):
         started_s = perf_counter()
-        select(
-            Flat((), kept, pending),
-            gradient,
-            k=elements_kept(numel, density),
-            method=method or default_selection(like.device),
-        )
+        run()
         times_s.append(perf_counter() - started_s)
-    return median(times_s[1:]) / numel
+    return median(times_s[1:])
 
 
 def _is_exact(flat: Flat, gradient: torch.Tensor, chosen: SparseVector, k: int) -> bool:
