@@ -50,7 +50,7 @@ class SparseState:
                 "torch's wrapper makes its own buckets, and each is selected from by itself; leave "
                 "out whole_model, or use gradweave.DistributedDataParallel"
             )
-        group = group or same_ranks(ddp.process_group)
+        group = group or same_ranks(ddp.process_group, backend="gloo")
         self.settings = settings
         # Not the wrapper itself, which has this state: it must die before its process group.
         self._training = SparseTraining(

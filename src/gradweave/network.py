@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.checks import require_not_negative, require_text
-from gradweave.compression import Compression
+from gradweave.compression import METHODS, Compression
 from gradweave.costs import (
     FREE,
     Cost,
@@ -77,7 +77,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def beside_nothing(self) -> "Network":
         """What messages cost while the workers' processors are idle."""
         alone = tuple(entry for entry in self.costs if entry.beside == "nothing")
-        if self.costs and not alone:
+        if self.collectives and not any(map(_is_dense, alone)):
             raise UnknownCost(f"network {self.name!r} was measured beside compute only")
         return replace(self, costs=alone)
 
@@ -140,9 +140,13 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def default_for(self, *operations: Operation) -> str:
         """The first that all of these were measured or fitted with; without one the ring."""
-        measured = (e.collective for e in self.costs if e.operation == operations[0])
-        of_all = (name for name in measured if all(self._entries(op, name) for op in operations))
+        of_all = (n for n in self.collectives if all(self._entries(op, n) for op in operations))
         return next(of_all, "ring")
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """Those that were measured or fitted, without exchanges of sparse gradients."""
+        return tuple(dict.fromkeys(entry.collective for entry in self.costs if _is_dense(entry)))
 
     @property
     def known_workers(self) -> tuple[int, ...]:
@@ -209,6 +213,10 @@ def _total(costs: tuple[Cost, ...]) -> Cost:
     if len(lines) < len(costs):
         return Total(costs)
     return reduce(Line.plus, lines)
+
+
+def _is_dense(entry: CollectiveCost) -> bool:
+    return parse_spec(entry.collective).name not in METHODS
 
 
 def _is_beside_compute(entry: CollectiveCost) -> bool:

@@ -195,7 +195,7 @@ def test_states_that_do_not_fit(tmp_path):
         "no momentum": "the state has no velocities, and this needs momentum; set momentum as",
         "another rank": "the state is that of rank 5 of 2, and this is rank",
         "different steps": "ranks load states of different steps, rank",
-        "weights": "the state is none of sparsified training: schema None",
+        "weights": "not a state of sparsified training as this version saves it: schema None",
         "dense": "nothing is sparsified; wrap the model with compression=GTopK(…)",
         "empty folder": "has no states; expected those of one number of ranks, such as sparse-0-of",
     }

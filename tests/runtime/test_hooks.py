@@ -129,7 +129,7 @@ def rebuilt(group):
         produced += torch.cat([batch, 2 * batch])
         applied += torch.cat([model.a.weight.grad, model.b.weight.grad]) * group.size()
     left = state.state_dict()["residuals"]["values"]
-    left = torch.stack([left["a.weight"], left["b.weight"]])
+    left = torch.cat([left["a.weight"], left["b.weight"]])
     return [one.tolist() for one in (applied, produced, left)]
 
 

@@ -62,7 +62,8 @@ class Branches(nn.Module):
         return self.branches[which](inputs)
 
 
-def branching(group, wrapper, options, set_to_none):
+def branching(group, wrapper, options, zeroing):
+    """One pass before each step, of changing branches; with two passes, of both branches."""
     model = Branches()
     if wrapper == "ours":
         settings = GTopK(density=0.1, whole_model=True)
@@ -78,25 +79,28 @@ def branching(group, wrapper, options, set_to_none):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     produced = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
     for step in range(7):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        which = step % 2 if step < 5 else 0
-        inputs = whole_numbers(step, group.rank())
-        wrapped(inputs, which).sum().backward()
-        produced[f"branches.{which}.weight"] += inputs
+        optimizer.zero_grad(set_to_none=zeroing != "in place")
+        for which in (0, 1) if zeroing == "after two passes" else (step % 2 if step < 5 else 0,):
+            inputs = whole_numbers(step, group.rank())
+            wrapped(inputs, which).sum().backward()
+            produced[f"branches.{which}.weight"] += inputs
         optimizer.step()
     return missing(group, model, state_dict(), produced)
 
 
 @pytest.mark.parametrize("wrapper", ["ours", "torch's"])
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_residuals_of_unused_parameters_arrive(tmp_path, wrapper, options, set_to_none):
-    results = on_processes(2, branching, wrapper, options, set_to_none, scratch=tmp_path)
+@pytest.mark.parametrize("zeroing", ["to none", "in place", "after two passes"])
+def test_residuals_of_unused_parameters_arrive(tmp_path, wrapper, options, zeroing):
+    results = on_processes(2, branching, wrapper, options, zeroing, scratch=tmp_path)
     assert results == [[0.0, 0.0]] * 2
 
 
 def two_models(group, options, together):
-    """The other's gradient is infinite once: an optimizer of both skips, one of ours does not."""
+    """The other's gradient is infinite once: an optimizer of both skips, one of ours does not.
+
+    Weights are also changed in place after every step, by nothing.
+    """
     model, other = linear(), nn.Parameter(torch.zeros(1))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     wrapped = DistributedDataParallel(
@@ -114,6 +118,8 @@ def two_models(group, options, together):
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
+        with torch.no_grad():
+            model.weight.clamp_(-1e6, 1e6)
         if not (together and step == 1):
             produced += inputs
     return missing(group, model, wrapped.sparse_state_dict(), {"weight": produced})
@@ -125,36 +131,47 @@ def test_a_step_counts_when_the_optimizer_has_taken_it(tmp_path, options, togeth
     assert on_processes(2, two_models, options, together, scratch=tmp_path) == [[0.0]] * 2
 
 
-def uneven_and_scaled(group):
-    """The scale grows while rank 0 has run out of data, and its scaler knows nothing of that."""
-    model = linear()
+def uneven_and_scaled(group, infinite):
+    """The scale grows while rank 0 has run out of data, and its scaler knows nothing of that.
+
+    In the step ``infinite`` another gradient of the same optimizer is, and the step is skipped.
+    """
+    model, other = linear(), nn.Parameter(torch.zeros(1))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
     wrapped = DistributedDataParallel(
         model, compression=TopK(density=0.1, whole_model=True), grad_scaler=scaler
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD([*model.parameters(), other], lr=1.0)
     produced = torch.zeros(1, NUMEL)
     with wrapped.join():
         for step in range(3 + 4 * group.rank()):
             optimizer.zero_grad()
             inputs = whole_numbers(step, group.rank())
-            scaler.scale(wrapped(inputs).sum()).backward()
+            loss = wrapped(inputs).sum() + other.sum() * (float("inf") if step == infinite else 1)
+            scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-            produced += inputs
+            if step != infinite:
+                produced += inputs
     lost = missing(group, model, wrapped.sparse_state_dict(), {"weight": produced})
     optimizer.zero_grad()
-    with pytest.raises(RuntimeError) as caught:
+    error = ""
+    try:
         scaler.scale(wrapped(whole_numbers(9, group.rank())).sum()).backward()
-    return lost, scaler.get_scale(), str(caught.value)
+    except RuntimeError as raised:
+        error = str(raised)
+    return lost, scaler.get_scale(), error
 
 
-def test_a_rank_without_data_follows_the_others_scale(tmp_path):
-    results = on_processes(2, uneven_and_scaled, scratch=tmp_path)
+@pytest.mark.parametrize(("infinite", "last_scale"), [(None, 32.0), (5, 8.0), (6, 16.0)])
+def test_a_rank_without_data_follows_the_others(tmp_path, infinite, last_scale):
+    """In their scale, and in whether they took the last steps, which are 5 and 6."""
+    results = on_processes(2, uneven_and_scaled, infinite, scratch=tmp_path)
     assert [lost for lost, *_ in results] == [[0.0]] * 2
-    assert [scale for _, scale, _ in results] == [8.0, 32.0]
+    assert [scale for _, scale, _ in results] == [8.0, last_scale]
     for _, scale, error in results:
-        assert f"loss scales go from 8 to 32, here {scale:g}; load the state_dict of" in error
+        if last_scale != 8.0:
+            assert f"loss scales go from 8 to {last_scale:g}, here {scale:g}; load the" in error
 
 
 def unlike(group):

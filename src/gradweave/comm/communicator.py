@@ -130,7 +130,7 @@ class Communicator:
         )
 
 
-def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
+def subgroups_of(group: dist.ProcessGroup, *, backend: str | None = None) -> MakeGroup:
     """Makes groups of some of a group's ranks; only those ranks wait for each other."""
 
     def make(ranks: list[int], /) -> dist.ProcessGroup | None:
@@ -140,7 +140,7 @@ def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
         made = dist.new_group(
             [of_the_job[rank] for rank in ranks],
             timeout=_timeout(group),
-            backend=dist.get_backend(group),
+            backend=backend or dist.get_backend(group),
             use_local_synchronization=True,
         )
         assert isinstance(made, dist.ProcessGroup)
@@ -156,9 +156,9 @@ def world_group() -> dist.ProcessGroup:
     return group
 
 
-def same_ranks(group: dist.ProcessGroup) -> dist.ProcessGroup:
+def same_ranks(group: dist.ProcessGroup, *, backend: str | None = None) -> dist.ProcessGroup:
     """Another group of the same ranks: two threads on one group would mix up their messages."""
-    made = subgroups_of(group)(list(range(group.size())))
+    made = subgroups_of(group, backend=backend)(list(range(group.size())))
     assert made is not None
     return made
 

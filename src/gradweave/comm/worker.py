@@ -73,12 +73,13 @@ class CommunicationThread:
     def _task(self, run: Callable[[], None], message: torch.Tensor) -> Task:
         if self._closed:
             raise CollectiveError("the communication thread is closed; nothing can be submitted")
+        done = future_on(message.device)
         if message.device.type == "cpu":
-            return Task(run, message, torch.futures.Future(), stream=None)
+            return Task(run, message, done, stream=None)
         stream = self._streams.setdefault(message.device, torch.Stream(device=message.device))
         stream.wait_stream(torch.accelerator.current_stream(message.device))
         message.record_stream(stream)
-        return Task(run, message, torch.futures.Future(devices=[message.device]), stream)
+        return Task(run, message, done, stream)
 
     def drain(self, within_s: float) -> None:
         """Until everything submitted is over or has failed, or so long."""
@@ -111,6 +112,11 @@ class CommunicationThread:
             else:
                 # torch declares the result type here, but takes an exception.
                 task.done.set_exception(_again(self._failure))  # type: ignore[arg-type]
+
+
+def future_on(device: torch.device) -> Done:
+    """One that who waits for it also waits for the streams it was completed on."""
+    return torch.futures.Future(devices=None if device.type == "cpu" else [device])
 
 
 def _again(failure: BaseException) -> Exception:

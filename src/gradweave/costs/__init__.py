@@ -129,7 +129,7 @@ FORMULAS: Mapping[tuple[Operation, str], Formula] = {
     ("all-gather", "halving-doubling"): _many_streams(scatter_gather.doubling_all_gather),
 }
 
-SPARSE_FORMULAS: Mapping[Method, Callable[[Link, int, float], Cost]] = {
+SPARSE_FORMULAS: Mapping[Method, Callable[[Link, int, float], Line]] = {
     "topk": sparse.topk,
     "gtopk": sparse.gtopk,
     "gtopk-butterfly": sparse.gtopk_butterfly,
@@ -148,6 +148,6 @@ def closed_form(operation: Operation, collective: str, links: Links, workers: in
     return FORMULAS[operation, spec.name](links, workers, spec)
 
 
-def sparse_closed_form(compression: Compression, links: Links, workers: int) -> Cost:
+def sparse_closed_form(compression: Compression, links: Links, workers: int) -> Line:
     form = SPARSE_FORMULAS[compression.method]
     return form(_only_link(links, workers, compression.method), workers, compression.density)

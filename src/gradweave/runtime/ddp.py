@@ -33,7 +33,7 @@ from gradweave.runtime.candidates import Candidate
 from gradweave.runtime.explain import explanation
 from gradweave.runtime.findings import Findings
 from gradweave.runtime.given import PlanSource, check_passes, device_name, given_plan
-from gradweave.runtime.hooks import BucketSender, send_bucket
+from gradweave.runtime.hooks import BucketSender, SettlingJoinHook, send_bucket
 from gradweave.runtime.options import (
     COMPILED,
     Options,
@@ -168,7 +168,10 @@ class DistributedDataParallel(TorchDDP):
 
     @property
     def plan(self) -> Plan | None:
-        """What is carried out; None while it is being found, and where torch's own buckets stay."""
+        """What is carried out; None while it is being found, and where torch's own buckets stay.
+
+        While densities warm up it is the best one for the present density.
+        """
         return None if self._pilot is None else self._pilot.found.plan
 
     def findings(self) -> Findings:
@@ -264,7 +267,7 @@ class DistributedDataParallel(TorchDDP):
                 "number of all workers; leave out divide_by_initial_world_size=False"
             )
         hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
-        return hook
+        return hook if self._sparse is None else SettlingJoinHook(hook, self._sparse)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """With a hook of the user's, planning ends: it may keep state for each bucket."""
@@ -355,7 +358,8 @@ class DistributedDataParallel(TorchDDP):
     def _own_group(self) -> dist.ProcessGroup:
         """For messages alone."""
         if self._message_group is None:
-            make = self._make_group or partial(same_ranks, self.process_group)
+            backend = None if self._options.compression is None else "gloo"
+            make = self._make_group or partial(same_ranks, self.process_group, backend=backend)
             self._message_group = make()
         return self._message_group
 

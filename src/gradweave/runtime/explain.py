@@ -18,7 +18,8 @@ def explanation(found: Findings | None, why_unplanned: str | None, *, workers: i
 def _how(found: Findings, workers: int) -> list[str]:
     """How messages travel, and why so."""
     if found.is_whole:
-        return ["The whole model travels as one sparse message."]
+        unknown = [] if found.note is None else [f"Whether that pays is unknown: {found.note}."]
+        return ["The whole model travels as one sparse message.", *unknown]
     plan = found.plan
     if plan is not None and found.stage == "warming up":
         return [f"{_buckets(plan)}, planned by {plan.planner}, until the density is the last one."]

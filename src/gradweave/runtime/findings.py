@@ -25,11 +25,12 @@ class Findings(Struct, kw_only=True):
     is_whole: bool = False  # one bucket, without a plan: everything is selected from at once
     worth: Verdict | None = None  # of compression
     stage: str = "not begun"
-    note: str | None = None  # why there is no plan, or why there is another than was asked for
+    note: str | None = None  # why there is no plan, or no verdict on the whole model
 
     def recipe(self, *, workers: int, device: str, why_not: str) -> Recipe:
         """``why_not``: what to say where there is none yet."""
-        if self.plan is None or self.trace is None or self.network is None:
+        is_settled = self.stage == "settled"  # otherwise it may be a plan for a while
+        if not is_settled or self.plan is None or self.trace is None or self.network is None:
             raise RequestError(f"there is no recipe: {why_not}")
         return Recipe(
             workers=workers,

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import JoinHook
 
 from gradweave.comm.worker import CommunicationThread
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
 from gradweave.runtime.passes import after_torch, is_under_way
 from gradweave.runtime.regroup import PlannedBuckets
+from gradweave.sparse.training import SparseTraining
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +108,20 @@ def send_bucket(
     return sent.then(finish)
 
 
+class SettlingJoinHook(JoinHook):
+    """torch's, for ranks that run out of data, and a last sparse step that all ranks agree on."""
+
+    def __init__(self, torchs: JoinHook, sparse: SparseTraining) -> None:
+        self._torchs, self._sparse = torchs, sparse
+
+    def main_hook(self) -> None:
+        self._torchs.main_hook()
+
+    def post_hook(self, is_last_joiner: bool) -> None:  # noqa: FBT001
+        self._sparse.settle(is_idle=not is_last_joiner)
+        self._torchs.post_hook(is_last_joiner)
+
+
 class _Part(NamedTuple):
     """A parameter's part of a bucket, and its gradient before torch writes it."""
 
@@ -131,4 +147,4 @@ def _add_left_out(parts: list[_Part]) -> None:
         elif (
             now is gradient and now._version == version and now.data_ptr() != averaged.data_ptr()  # noqa: SLF001
         ):
-            now.add_(averaged)
+            now.copy_(averaged)  # which has what was there: torch puts that into the bucket

@@ -146,6 +146,7 @@ class Pilot:
         if self._sparse is not None and is_whole(self._options.compression):
             self.found.is_whole = True
             self._adopt("one bucket")
+            yield
             if self._group.size() > 1:
                 yield from self._judged(self._sparse)
             self.found.stage = "settled"
@@ -241,7 +242,7 @@ class Pilot:
         """Whether it pays to send the whole model as one sparse message; it is done in any case."""
         measured = yield from self._measured()
         if isinstance(measured, str):
-            logger.info("whether compression pays is unknown: %s", measured)
+            self.found.note = measured
             return
         trace, network = measured
         priced = self._priced(network, sparse, LAST_STEP)
@@ -362,7 +363,7 @@ class Pilot:
                 network,
                 workers=self._group.size(),
                 planner=self._options.planner,
-                collectives=tuple(dict.fromkeys(entry.collective for entry in network.costs)),
+                collectives=network.collectives,
                 torchs_lengths=torch_lengths(
                     trace,
                     bucket_cap_mb=self._torch_cap_mb,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradweave.comm.worker import CommunicationThread
+from gradweave.comm.worker import CommunicationThread, future_on
 from gradweave.runtime.passes import is_under_way
 from gradweave.sparse.training import SparseTraining
 
@@ -42,7 +42,7 @@ class PlannedBuckets:
         lengths = [parameter.numel() for parameter in parameters]
         self._held.update(zip(names, torch.split(message, lengths), strict=True))
         if not last:
-            done: Sent = torch.futures.Future()
+            done: Sent = future_on(message.device)
             self._waiting.append((message, done))
             return done
         sent = self._thread.submit_task(partial(self._regrouped, self._held), message)

@@ -8,6 +8,8 @@ from msgspec.structs import replace
 
 from gradweave.comm.agree import largest
 from gradweave.compression import Compression, Method
+from gradweave.costs import sparse_closed_form
+from gradweave.errors import UnknownCost
 from gradweave.network import CollectiveCost, Network
 from gradweave.plan import Plan
 from gradweave.planning import make_plan
@@ -75,17 +77,29 @@ def with_sparse_prices(
     """
     compression = compression_at(settings, step)
     mine_s = selection_s_per_element(
-        numel, like=like, density=compression.density, method=settings.selection
+        numel, like=like, density=compression.density, settings=settings
     )
     (slowest_s,) = largest(exchanger.group, [mine_s], device=torch.device("cpu"))
+    workers = exchanger.group.size()
+    cost = exchange_cost(exchanger, exchange=settings.exchange, density=compression.density)
+    # A noisy machine may make many bytes seem to cost nothing.
+    least = _least_s_per_byte(network, compression, workers)
+    cost = replace(cost, s_per_byte=max(cost.s_per_byte, least))
     exchange = CollectiveCost(
-        operation="all-reduce",
-        collective=str(compression),
-        workers=exchanger.group.size(),
-        cost=exchange_cost(exchanger, exchange=settings.exchange, density=compression.density),
+        operation="all-reduce", collective=str(compression), workers=workers, cost=cost
     )
     others = tuple(entry for entry in network.costs if entry.collective != exchange.collective)
     return replace(network, selection_s_per_element=slowest_s, costs=(*others, exchange))
+
+
+def _least_s_per_byte(network: Network, compression: Compression, workers: int) -> float:
+    """By the links alone, where there is a formula for them."""
+    if network.links is None:
+        return 0.0
+    try:
+        return sparse_closed_form(compression, network.links, workers).s_per_byte
+    except UnknownCost:
+        return 0.0
 
 
 def verdict(trace: Trace, plan: Plan, network: Network, *, workers: int) -> Verdict | None:

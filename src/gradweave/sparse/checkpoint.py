@@ -75,7 +75,11 @@ def _read(path: Path) -> dict[str, Any]:
         first = str(error).partition("\n")[0]
         raise FormatError(f"{path}: not a file that torch.save wrote whole: {first}") from None
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
-        raise FormatError(f"{path}: not a state of sparsified training, which has {SCHEMA!r}")
+        schema = state.get("schema") if isinstance(state, dict) else None
+        raise FormatError(
+            f"{path}: not a state of sparsified training as this version saves it: schema "
+            f"{schema!r}, expected {SCHEMA!r}"
+        )
     return state
 
 

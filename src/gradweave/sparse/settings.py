@@ -19,8 +19,8 @@ class Sparse:
     ``selection``   how the largest are found (default: exactly).
     ``momentum``    corrected momentum before selection; the optimizer's own must be 0 then.
     ``masking``     momentum restarts where a rank's own elements have been applied.
-    ``clip_norm``   of the mean gradient without its loss scale, as for ``clip_grad_norm_``; each
-                    rank clips before selection.
+    ``clip_norm``   of the mean gradient without its loss scale; each rank clips each bucket before
+                    selection, to its share of that.
     ``dense_below`` parameters with fewer elements travel whole, such as bias and normalisation.
     ``whole_model`` select over all parameters at once, as the paper does, instead of per bucket.
     """

@@ -17,8 +17,10 @@ from gradweave.costs.sparse import BYTES_PER_ELEMENT
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.residual import Flat, carried_type
 from gradweave.sparse.select import compile_kernels, default_selection, find_selection, select
+from gradweave.sparse.settings import Sparse
 from gradweave.sparse.step import Sparsifier
 from gradweave.sparse.vectors import SparseVector, elements_kept
+from gradweave.sparse.warmup import MomentumCorrection, clip_local_norm
 
 BASELINE = "torch-topk"
 
@@ -28,6 +30,7 @@ TIMES = 3
 # Elements of a bucket that takes no time to select from, and of a message whose bytes do.
 LEAST_PROBED = 64
 EXCHANGED = 1 << 14
+NOT_CLIPPED = 1e30
 
 
 class SelectionTiming(Struct, frozen=True, kw_only=True):
@@ -87,16 +90,29 @@ def time_selections(
 
 
 def selection_s_per_element(
-    numel: int, *, like: torch.Tensor, density: float, method: str | None
+    numel: int, *, like: torch.Tensor, density: float, settings: Sparse
 ) -> float:
-    """On the device and for gradients of the type of ``like``; takes a few milliseconds."""
+    """With what is done before it, for gradients like ``like``; takes a few milliseconds."""
     numel = max(1, min(numel, MOST_TIMED))
     kind = carried_type(like.dtype)
     kept, pending = (torch.zeros(numel, dtype=kind, device=like.device) for _ in range(2))
     own = torch.Generator().manual_seed(0)  # training goes on drawing from torch's
     gradient = torch.randn(numel, generator=own).to(like.device, like.dtype)
-    k, chosen = elements_kept(numel, density), method or default_selection(like.device)
-    return _median_s(lambda: select(Flat((), kept, pending), gradient, k=k, method=chosen)) / numel
+    k, method = elements_kept(numel, density), settings.selection or default_selection(like.device)
+    velocities = None
+    if settings.momentum is not None:
+        velocities = MomentumCorrection({"probe": kept}, momentum=settings.momentum)
+
+    def run() -> None:
+        if settings.clip_norm is not None:
+            clip_local_norm(gradient, {"probe": numel}, limit=NOT_CLIPPED)
+        candidates = gradient
+        if velocities is not None:
+            candidates = velocities.begin(["probe"], gradient).pending
+            velocities.velocities.rollback()
+        select(Flat((), kept, pending), candidates, k=k, method=method)
+
+    return _fastest_s(run) / numel
 
 
 def exchange_cost(exchanger: Exchanger, *, exchange: str, density: float) -> Line:
@@ -120,21 +136,21 @@ def exchange_cost(exchanger: Exchanger, *, exchange: str, density: float) -> Lin
 
     startup_s, one_s, many_s = largest(
         exchanger.group,
-        [_median_s(run) for run in (small, partial(of_many, 1), partial(of_many, EXCHANGED))],
+        [_fastest_s(run) for run in (small, partial(of_many, 1), partial(of_many, EXCHANGED))],
         device=torch.device("cpu"),
     )
     s_per_exchanged = max(0.0, many_s - one_s) / (EXCHANGED - 1)
     return Line(startup_s=startup_s, s_per_byte=s_per_exchanged * density / BYTES_PER_ELEMENT)
 
 
-def _median_s(run: Callable[[], object]) -> float:
-    """The first time does not count."""
+def _fastest_s(run: Callable[[], object]) -> float:
+    """Of a few times, because others only disturb; the first, which allocates, does not count."""
     times_s = []
     for _ in range(1 + TIMES):
         started_s = perf_counter()
         run()
         times_s.append(perf_counter() - started_s)
-    return median(times_s[1:])
+    return min(times_s[1:])
 
 
 def _is_exact(flat: Flat, gradient: torch.Tensor, chosen: SparseVector, k: int) -> bool:

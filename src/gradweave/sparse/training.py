@@ -25,6 +25,7 @@ class _Known(NamedTuple):
 
     was_taken: bool  # the step before
     scale: float
+    is_idle: bool  # and so knows neither
 
 
 class SparseTraining:
@@ -43,6 +44,7 @@ class SparseTraining:
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
+        exchanger = Exchanger(group)
         _require_same(group, f"{settings}, {'with' if grad_scaler else 'without'} a grad_scaler")
         momentum = None
         if settings.momentum is not None:
@@ -50,7 +52,7 @@ class SparseTraining:
                 parameters, momentum=settings.momentum, masking=settings.masking
             )
         self.sparsifier = Sparsifier(
-            Exchanger(group),
+            exchanger,
             parameters,
             exchange=settings.exchange,
             selection=settings.selection,
@@ -65,7 +67,6 @@ class SparseTraining:
         self._taken = TakenSteps(parameters.values()) if grad_scaler else None
         self._begun_with = self._scale_and_steps()
         self._unsettled: _Known | None = None
-        self._is_idle = False
         for dtype in {parameter.dtype for parameter in parameters.values()}:
             compile_kernels(dtype)
 
@@ -74,8 +75,8 @@ class SparseTraining:
 
         A rank that is idle has run out of data: it sends its residuals, and takes no steps itself.
         """
-        was_taken, self._begun_with = self._was_taken(), self._scale_and_steps()
-        self._unsettled, self._is_idle = _Known(was_taken, self._begun_with[0]), is_idle
+        self._unsettled = self._known(is_idle=is_idle)
+        self._begun_with = self._scale_and_steps()
         self.step += 1
 
     def names_of(self, parameters: Sequence[nn.Parameter]) -> list[str]:
@@ -88,7 +89,7 @@ class SparseTraining:
     def average(self, message: torch.Tensor, names: Sequence[str]) -> None:
         """In place, a flat bucket of these parameters; blocks until that is done."""
         if self._unsettled is not None:
-            self._settle(self._agreed(self._unsettled))
+            self._settle(self._unsettled)
             self._unsettled = None
         self.sparsifier.reduce(
             names,
@@ -97,19 +98,28 @@ class SparseTraining:
             divide_by=self.group.size(),
         )
 
-    def _settle(self, known: _Known) -> None:
-        if known.was_taken:
+    def settle(self, *, is_idle: bool) -> None:
+        """The last step, before another begins: on every rank, when nothing travels."""
+        self._settle(self._known(is_idle=is_idle))
+        self._begun_with = self._scale_and_steps()
+
+    def _known(self, *, is_idle: bool) -> _Known:
+        return _Known(self._was_taken(), self._scale_and_steps()[0], is_idle)
+
+    def _settle(self, mine: _Known) -> None:
+        agreed = self._agreed(mine)
+        if agreed.was_taken:
             self.sparsifier.commit()
         else:
             self.sparsifier.rollback()
-        self.sparsifier.follow_scale(known.scale)
+        self.sparsifier.follow_scale(agreed.scale)
 
     def _agreed(self, mine: _Known) -> _Known:
         """What the ranks that still have data know; a scaler elsewhere is not up to date."""
         if self._grad_scaler is None:
             return mine
         said = [-torch.inf] * 4
-        if not self._is_idle:
+        if not mine.is_idle:
             said = [mine.was_taken, -mine.was_taken, mine.scale, -mine.scale]
         anyone, not_all, largest_scale, negated = largest(self.group, said, device=HOST)
         if anyone != -not_all:
@@ -122,7 +132,7 @@ class SparseTraining:
                 f"loss scales go from {-negated:g} to {largest_scale:g}, here {mine.scale:g}; "
                 "load the state_dict of one rank's GradScaler on all of them"
             )
-        return _Known(bool(anyone), largest_scale)
+        return _Known(bool(anyone), largest_scale, is_idle=False)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's, after the optimizer's step: plain numbers, texts and tensors."""
@@ -168,8 +178,8 @@ class SparseTraining:
         """That it is one of this model and this rank."""
         if state.get("schema") != SCHEMA:
             raise RequestError(
-                f"the state is none of sparsified training: schema {state.get('schema')!r}, "
-                f"expected {SCHEMA!r}"
+                f"not a state of sparsified training as this version saves it: schema "
+                f"{state.get('schema')!r}, expected {SCHEMA!r}"
             )
         found, own = state["shapes"], self._shapes()
         if found != own:
@@ -191,11 +201,11 @@ class SparseTraining:
 
     def _was_taken(self) -> bool:
         scale, steps = self._begun_with
-        now_scale, now_steps = self._scale_and_steps()
-        return now_scale >= scale or now_steps != steps
+        is_lower = self._scale_and_steps()[0] < scale
+        return not is_lower or (self._taken is not None and self._taken.any_since(steps))
 
     def _scale_and_steps(self) -> tuple[float, tuple[int, int]]:
-        """The loss scale, and what differs when an optimizer has taken a step."""
+        """The loss scale, and what has been done to the parameters so far."""
         if self._grad_scaler is None or self._taken is None:
             return 1.0, (0, 0)
         return self._grad_scaler.get_scale(), self._taken.so_far()
