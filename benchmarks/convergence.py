@@ -125,7 +125,6 @@ EXPERIMENTS = {
         title="Small CNN on Fashion-MNIST, 60,000 images",
         dense=SMALL_CNN,
         densities=(0.005, 0.001),
-        momenta=("masked", "corrected"),
         full=replace(SMALL_CNN, epochs=20, warmup_epochs=4),
     ),
     "resnet20": Experiment(
