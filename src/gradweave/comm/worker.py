@@ -115,7 +115,7 @@ class CommunicationThread:
 
 
 def future_on(device: torch.device) -> Done:
-    """One that who waits for it also waits for the streams it was completed on."""
+    """Whoever waits for it also waits for the stream that it was completed on."""
     return torch.futures.Future(devices=None if device.type == "cpu" else [device])
 
 

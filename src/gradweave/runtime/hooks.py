@@ -102,7 +102,7 @@ def send_bucket(
             sent = state.sparse.send(message, parameters, bucket=number, last=bucket.is_last())
             state.step = state.sparse.sparse.step
             if state.finds_unused and is_under_way():
-                after_torch(partial(_add_left_out, _before(parameters, bucket.gradients())))
+                after_torch(partial(_write_left_out, _before(parameters, bucket.gradients())))
     except Exception as error:
         raise state.failed(number, error) from error
     return sent.then(finish)
@@ -137,7 +137,7 @@ def _before(parameters: list[nn.Parameter], parts: list[torch.Tensor]) -> list[_
     return [_Part(*part) for part in zip(parameters, parts, gradients, versions, strict=True)]
 
 
-def _add_left_out(parts: list[_Part]) -> None:
+def _write_left_out(parts: list[_Part]) -> None:
     """Residuals travel also for parameters that no rank has used, which torch leaves alone."""
     for parameter, averaged, gradient, version in parts:
         now = parameter.grad
