@@ -1,11 +1,11 @@
 """What sparsified training learns, on real data: ``python benchmarks/convergence.py OUTPUT``.
 
 Four workers, three seeds, dense and gTop-k. Writes OUTPUT.json (every epoch of every training),
-OUTPUT.md (tables) and OUTPUT.svg (curves). About an hour on two cores. A training that OUTPUT.json
-has is not run again, so an interrupted command can be repeated. ``--full`` takes whole widths and
-the paper's epochs, on the same data: days on two cores. ``--again`` writes the page anew and trains
-nothing. ``--losses RUN`` puts the curves of the experiment named by ``--only`` into a run's folder,
-for `gradweave report RUN`.
+OUTPUT.md (tables) and OUTPUT.svg (curves). Two and a half hours on two cores. A training that
+OUTPUT.json has is not run again, so an interrupted command can be repeated. ``--full`` takes whole
+widths and the paper's epochs, on the same data: days on two cores. ``--again`` writes the page anew
+and trains nothing. ``--losses RUN`` puts the curves of the experiment named by ``--only`` into a
+run's folder, for `gradweave report RUN`.
 """
 
 import argparse
