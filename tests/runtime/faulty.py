@@ -18,6 +18,7 @@ from gradweave.runtime.ddp import DistributedDataParallel
 
 TIMEOUT = timedelta(seconds=4)
 BAD_STEP = 5
+ARRIVED_AFTER_S = 1.0
 BUCKETS = (("1.bias", "1.weight"), ("0.bias", "0.weight"))
 
 
@@ -28,6 +29,7 @@ def plan_by(collective: str) -> Plan:
 
 def misbehave(kind: str) -> None:
     if kind == "killed":
+        time.sleep(ARRIVED_AFTER_S)  # the first bucket, which another thread may be sending
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "stalled":
         time.sleep(60)
