@@ -112,7 +112,7 @@ def selection_s_per_element(
             velocities.velocities.rollback()
         select(Flat((), kept, pending), candidates, k=k, method=method)
 
-    return _fastest_s(run) / numel
+    return _median_s(run) / numel
 
 
 def exchange_cost(exchanger: Exchanger, *, exchange: str, density: float) -> Line:
@@ -136,21 +136,21 @@ def exchange_cost(exchanger: Exchanger, *, exchange: str, density: float) -> Lin
 
     startup_s, one_s, many_s = largest(
         exchanger.group,
-        [_fastest_s(run) for run in (small, partial(of_many, 1), partial(of_many, EXCHANGED))],
+        [_median_s(run) for run in (small, partial(of_many, 1), partial(of_many, EXCHANGED))],
         device=torch.device("cpu"),
     )
     s_per_exchanged = max(0.0, many_s - one_s) / (EXCHANGED - 1)
     return Line(startup_s=startup_s, s_per_byte=s_per_exchanged * density / BYTES_PER_ELEMENT)
 
 
-def _fastest_s(run: Callable[[], object]) -> float:
-    """Of a few times, because others only disturb; the first, which allocates, does not count."""
+def _median_s(run: Callable[[], object]) -> float:
+    """The first time, which allocates, does not count."""
     times_s = []
     for _ in range(1 + TIMES):
         started_s = perf_counter()
         run()
         times_s.append(perf_counter() - started_s)
-    return min(times_s[1:])
+    return median(times_s[1:])
 
 
 def _is_exact(flat: Flat, gradient: torch.Tensor, chosen: SparseVector, k: int) -> bool:
