@@ -7,7 +7,6 @@ same course, step by step: what decides is agreed on first.
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
 from statistics import median
 from typing import Literal
 
@@ -16,42 +15,29 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
 
-from gradweave import collectives
-from gradweave.comm import Communicator
 from gradweave.comm.agree import broadcast_text, group_device, largest
-from gradweave.comm.lanes import LANES
 from gradweave.compression import Compression
 from gradweave.costs.sparse import BYTES_PER_ELEMENT
-from gradweave.measure.backward import Iteration, Observer, observing, recording_of
-from gradweave.measure.network import calibrate
 from gradweave.network import Network
 from gradweave.plan import Plan, merge
-from gradweave.planning import BOTH_PASSES_COLLECTIVE, OPERATIONS
 from gradweave.recipe import Recipe
-from gradweave.runtime.calibration import Calibration, Ended
 from gradweave.runtime.candidates import Candidate, shortlist, torch_lengths
 from gradweave.runtime.findings import Findings
 from gradweave.runtime.given import require_fit
-from gradweave.runtime.options import AUTO, Options, is_whole
+from gradweave.runtime.options import Options, is_whole
+from gradweave.runtime.survey import Survey
 from gradweave.runtime.thinning import LAST_STEP, compression_at, verdict, with_sparse_prices
 from gradweave.runtime.trials import Trial, finalists, winner
-from gradweave.runtime.window import ComputeWindow
 from gradweave.simulation import simulate
 from gradweave.sparse.training import SparseTraining
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
-from gradweave.words import KIB, MIB, Passes
+from gradweave.words import Passes
 
 logger = logging.getLogger(__name__)
 
 # torch's first steps after a change follow the order of declaration, and allocate.
 SETTLING_STEPS = 3
-RECORD_WARMUP = 2
-CALIBRATION_REPEATS = 3
-LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
-# Beside the backend's own: what is worth the thread it needs, for small messages and for tiers.
-AUTO_COLLECTIVES = ("native", "recursive-doubling")
-AUTO_TIERED = "blueconnect"
 DRIFT_STEPS = 20
 
 # What the wrapper does when it is given other buckets: everything in one, while times are recorded,
@@ -80,20 +66,26 @@ class Pilot:
         self.found = Findings()
         self._sparse = sparse
         self._passes: Passes = passes
-        self._options, self._module, self._parameters = options, module, parameters
-        self._group, self._make_group, self._adopt = group, make_group, adopt
-        self._calibration_groups: list[dist.ProcessGroup] = []
+        self._options, self._parameters = options, parameters
+        self._group, self._adopt = group, adopt
         self._keeps_declared_order, self._torch_cap_mb = keeps_declared_order, torch_cap_mb
         self._given_plan = given
         self._device = group_device(group)
-        self._batch_size = 1
         self._now_s: Callable[[], float] = time.perf_counter
-        self._on_pass: Callable[[], None] = _nothing
+        self._survey = Survey(
+            options,
+            module=module,
+            parameters=parameters,
+            group=group,
+            make_group=make_group,
+            keeps_declared_order=keeps_declared_order,
+            passes=passes,
+        )
         self._course: Generator[None] | None = self._whole_course()
 
     def step(self, batch_size: int) -> None:
         """A synchronised training step begins; the one before it is over on this rank."""
-        self._batch_size = batch_size
+        self._survey.batch_size = batch_size
         try:
             if self._course is not None and next(self._course, "over") == "over":
                 self._course = None
@@ -104,14 +96,13 @@ class Pilot:
 
     def begin_pass(self) -> None:
         """Of the step's forward passes the one whose gradients travel begins."""
-        self._on_pass()
+        self._survey.begin_pass()
 
     def close(self) -> None:
         """Leave no hook and no thread behind."""
         if self._course is not None:
             self._course.close()
             self._course = None
-        self._on_pass = _nothing
 
     @property
     def is_settled(self) -> bool:
@@ -127,7 +118,7 @@ class Pilot:
         """Keep what there is; from now on nothing is measured and nothing changes."""
         is_plain = self._given_plan is not None or is_whole(self._options.compression)
         if self.found.stage == "not begun" and is_plain:
-            self.step(self._batch_size)  # neither needs planning
+            self.step(self._survey.batch_size)  # neither needs planning
         if self._course is not None and self.is_settled and self._options.replan_when is not None:
             logger.warning("no more planning again: %s", why)
         self.close()
@@ -193,20 +184,14 @@ class Pilot:
         return True
 
     def _measured(self) -> Generator[None, None, tuple[Trace, Network] | str]:
-        """In one bucket: when gradients are ready and what messages cost. Or why there is none."""
+        """What the survey finds, or why there is nothing, in words."""
         widths = {parameter.element_size() for parameter in self._parameters.values()}
         if self._sparse is not None and widths != {BYTES_PER_ELEMENT}:
             return "sparse messages have a price for gradients of 4 bytes only"
         self.found = Findings(stage="recording", is_whole=self.found.is_whole)
         if not self.found.is_whole:
             self._adopt("one bucket")
-        observed, calibration = yield from self._observed_and_calibrated()
-        if self._any(calibration.failure is not None):
-            return f"calibrating failed: {calibration.failure or 'on another rank'}"
-        if self._any(not observed):
-            return "no step had a backward pass"
-        trace = self._trace(observed)
-        return trace if isinstance(trace, str) else (trace, calibration.network())
+        return (yield from self._survey.measured())
 
     def _warmed_up(
         self, sparse: SparseTraining, trace: Trace, network: Network
@@ -255,102 +240,6 @@ class Pilot:
         )
         self.found.trace, self.found.network = trace, priced
         self._judge(plan, trace, priced)
-
-    def _observed_and_calibrated(
-        self,
-    ) -> Generator[None, None, tuple[list[Iteration], Calibration]]:
-        observed: list[Iteration] = []
-        window = ComputeWindow(self._parameters)
-        calibration = Calibration(self._calibration(window), end=window.end)
-        with (
-            calibration,
-            observing(self._module, self._parameters) as observer,
-            window.watching(on_last=observer.end),
-        ):
-
-            def on_pass() -> None:
-                observer.begin()
-                window.open()
-
-            self._on_pass = on_pass
-            steps = 0
-            while steps < RECORD_WARMUP + self._options.record_steps or self._any(
-                calibration.is_running
-            ):
-                yield
-                window.close()
-                if steps >= RECORD_WARMUP and (iteration := _complete(observer)):
-                    observed.append(iteration)
-                steps += 1
-        self._on_pass = _nothing
-        return observed, calibration
-
-    def _calibration(self, window: ComputeWindow) -> Callable[[], Network]:
-        if not self._calibration_groups:
-            lanes = LANES if self._passes == "both" else 1
-            self._calibration_groups = [self._make_group() for _ in range(lanes)]
-        communicator, *other_lanes = map(Communicator, self._calibration_groups)
-        device = self._device
-        total_bytes = sum(parameter.nbytes for parameter in self._parameters.values())
-        ways = collectives.ways(OPERATIONS[self._passes], self._collectives(communicator))
-
-        @contextmanager
-        def turn() -> Iterator[None]:
-            """While all ranks compute; the first that ends ends it for all."""
-            window.wait()
-            ended = [float(window.has_ended)]
-            if largest(communicator.group, ended, device=device) != [0.0]:
-                raise Ended
-            yield
-
-        return lambda: calibrate(
-            communicator.group,
-            name="calibrated in training",
-            ways=ways,
-            largest_bytes=min(max(total_bytes, LEAST_CALIBRATED_BYTES), MOST_CALIBRATED_BYTES),
-            repeats=CALIBRATION_REPEATS,
-            beside={"compute": turn},
-            communicator=communicator,
-            other_lanes=other_lanes,
-        )
-
-    def _collectives(self, communicator: Communicator) -> tuple[str, ...]:
-        if self._options.compression is not None:
-            return ("native",)
-        if self._options.collective != AUTO:
-            return (self._options.collective,)
-        if self._passes == "both":
-            return (BOTH_PASSES_COLLECTIVE,)
-        is_tiered = len(communicator.topology.factors) > 1
-        return (*AUTO_COLLECTIVES, AUTO_TIERED) if is_tiered else AUTO_COLLECTIVES
-
-    def _trace(self, observed: list[Iteration]) -> Trace | str:
-        """In the order in which torch will bucket: rank 0's, or that of declaration.
-
-        Or, in words, why there is none.
-        """
-        recording = recording_of(
-            observed,
-            self._parameters,
-            name=type(self._module).__name__,
-            batch_size=self._batch_size,
-            group=self._group,
-        )
-        if self._keeps_declared_order:
-            order = list(reversed(self._parameters))
-        else:
-            if self._any(recording.reordered > 0):
-                return "gradients do not come in the same order in every step"
-            own = "\n".join(observed[0].ready_s)
-            order = broadcast_text(self._group, own, device=self._device).split("\n")
-        if set(order) != set(self._parameters):
-            return "some parameters get no gradient"
-        by_name = {tensor.name: tensor for tensor in recording.trace.tensors}
-        tensors, latest_s = [], 0.0
-        for name in order:
-            latest_s = max(latest_s, by_name[name].ready_s)
-            tensors.append(replace(by_name[name], ready_s=latest_s))
-        return replace(recording.trace, tensors=tuple(tensors))
 
     def _candidates(
         self, trace: Trace, network: Network, compression: Compression | None
@@ -448,18 +337,3 @@ class Pilot:
                     now_s * 1e3,
                 )
                 return
-
-    def _any(self, mine: bool) -> bool:  # noqa: FBT001
-        (anyone,) = largest(self._group, [float(mine)], device=self._device)
-        return anyone > 0
-
-
-def _nothing() -> None:
-    pass
-
-
-def _complete(observer: Observer) -> Iteration | None:
-    """None where the step had no backward, such as an evaluation in training mode."""
-    if not observer.has_gradients:
-        return None
-    return observer.iteration()
