@@ -14,13 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.comm import Communicator
-from gradweave.comm.communicator import same_ranks
-from gradweave.comm.worker import CommunicationThread
+from gradweave.comm.channel import Channel
 from gradweave.errors import RequestError
-from gradweave.runtime.buckets import check_compressible, planned_parameters
-from gradweave.runtime.hooks import BucketSender, send_bucket
-from gradweave.runtime.regroup import PlannedBuckets
+from gradweave.runtime.parameters import check_compressible, planned_parameters
+from gradweave.runtime.transports import BucketSender, SparseTransport, send_bucket
 from gradweave.sparse.settings import GTopK, Sparse, TopK
 from gradweave.sparse.training import SparseTraining
 
@@ -50,19 +47,18 @@ class SparseState:
                 "torch's wrapper makes its own buckets, and each is selected from by itself; leave "
                 "out whole_model, or use gradweave.DistributedDataParallel"
             )
-        group = group or same_ranks(ddp.process_group, backend="gloo")
+        make_group = None if group is None else (lambda: group)
+        channel = Channel(ddp.process_group, make_group, backend="gloo")
         self.settings = settings
         # Not the wrapper itself, which has this state: it must die before its process group.
         self._training = SparseTraining(
-            settings, planned_parameters(ddp), group, grad_scaler=grad_scaler
+            settings, planned_parameters(ddp), channel.group, grad_scaler=grad_scaler
         )
-        thread = CommunicationThread(Communicator(group))
-        weakref.finalize(self, thread.close).atexit = False
+        weakref.finalize(self, channel.close).atexit = False
         self.sender = BucketSender(
-            group,
-            thread=thread,
-            sparse=PlannedBuckets(self._training, thread, planned=()),
-            finds_unused=ddp.find_unused_parameters,
+            SparseTransport(self._training, channel),
+            rank=ddp.process_group.rank(),
+            writes_unused=ddp.find_unused_parameters,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,6 +93,5 @@ def _send(
         raise RequestError(
             f"this hook wants a state with {kind.__name__}(…), got {type(state.settings).__name__}"
         )
-    if state.sender.failure is not None:  # of an earlier step: torch did not say so clearly
-        raise state.sender.failure
+    state.sender.raise_failure()
     return send_bucket(state.sender, bucket)

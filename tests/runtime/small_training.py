@@ -42,7 +42,7 @@ def trained(wrapped, rank, *, steps, until_settled=False, accumulate=1):
     dtype = next(wrapped.parameters()).dtype
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
     taken = 0
-    while taken < steps or (until_settled and not wrapped._pilot.is_settled):
+    while taken < steps or (until_settled and wrapped.findings().stage != "settled"):
         assert taken < MOST_STEPS
         optimizer.zero_grad()
         # torch's static graphs want their first pass to be a synchronised one.

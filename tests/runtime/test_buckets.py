@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradweave import PlanMismatch
 from gradweave.measure.spans import SpanRecorder, watch
 from gradweave.plan import merge
-from gradweave.runtime.buckets import bucket_bytes, bucket_caps_mb, check_buckets
+from gradweave.bench.buckets import bucket_bytes, check_buckets
 from gradweave.workloads.replay import Replay
 
 BATCH = torch.zeros(1)

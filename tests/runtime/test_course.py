@@ -76,7 +76,7 @@ class Clock:
 
 def stages(wrapped, group, seconds):
     """The wrapper's stage after each step, where each of them takes so many seconds."""
-    clock = wrapped._pilot._now_s = Clock()
+    clock = wrapped._driver._now_s = Clock()
     found = []
     for number, step_s in enumerate(seconds):
         wrapped(batch(number, group.rank())).sum().backward()
@@ -106,7 +106,7 @@ def drifted_from_a_recipe(group, step_s):
     wrapped = DistributedDataParallel(network(), plan=recipe, replan_when=0.5, **QUICK)
     found = stages(wrapped, group, [step_s] * 40)
     assert wrapped.findings().is_given == (found[-1] == "settled")
-    while not wrapped._pilot.is_settled:
+    while wrapped.findings().stage != "settled":
         found += stages(wrapped, group, [step_s])
     planned = wrapped.findings()
     assert stages(wrapped, group, [step_s] * 60) == ["settled"] * 60
@@ -126,9 +126,9 @@ def tried(group, lucky_s):
     # By one collective, so that there is no third candidate that differs from torch's in it alone.
     options = {"planner": "wfbp", "collective": "native", "record_steps": 1, "trial_steps": 2}
     wrapped = DistributedDataParallel(network(), **options)
-    clock = wrapped._pilot._now_s = Clock()
+    clock = wrapped._driver._now_s = Clock()
     steps = 0
-    while not wrapped._pilot.is_settled:
+    while wrapped.findings().stage != "settled":
         assert steps < MOST_STEPS
         wrapped(batch(steps, group.rank())).sum().backward()
         is_first_round = not wrapped.findings().trials

@@ -17,7 +17,7 @@ from small_training import (
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.runtime.buckets import torch_bucket_bytes
+from gradweave.torch_internals import torch_bucket_bytes
 from gradweave.runtime.ddp import DistributedDataParallel
 
 

@@ -12,7 +12,6 @@ import gradweave
 from gradweave import CollectiveError, RequestError, hooks
 from gradweave.compression import Compression
 from gradweave.plan import Bucket, Plan
-from gradweave.runtime.buckets import bucket_caps_mb
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.sparse import checkpoint
 from gradweave.sparse.settings import GTopK, TopK
@@ -63,8 +62,8 @@ def in_one_bucket(settings, hook):
 
 def in_two_buckets(settings, hook):
     """In the order of declaration torch's hold from the first step on, as ours do."""
-    bytes_of = {name: parameter.nbytes for name, parameter in network().named_parameters()}
-    caps = bucket_caps_mb(TWO_BUCKETS, bytes_of)[::-1]
+    mib_of = {name: parameter.nbytes / 2**20 for name, parameter in network().named_parameters()}
+    caps = [sum(mib_of[name] for name in bucket.tensors) for bucket in TWO_BUCKETS.buckets][::-1]
     theirs = stock(settings, hook, bucket_cap_mb_list=caps, find_unused_parameters=True)
     ours = DistributedDataParallel(
         network(), plan=TWO_BUCKETS, compression=settings, find_unused_parameters=True

@@ -13,7 +13,7 @@ from gradweave import FormatError, PlanMismatch, RequestError, files
 from gradweave.compression import Compression
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.runtime.given import given_plan
+from gradweave.runtime.plan_source import given_plan
 from gradweave.sparse.settings import GTopK
 
 SPARSE = Compression(method="gtopk", density=0.1)

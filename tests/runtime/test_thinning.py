@@ -12,9 +12,9 @@ from gradweave.costs import Line, flat
 from gradweave.network import CollectiveCost
 from gradweave.plan import merge
 from gradweave.planning import make_plan
-from gradweave.runtime.candidates import Candidate
-from gradweave.runtime.explain import explanation
-from gradweave.runtime.findings import Findings
+from gradweave.session.candidates import Candidate
+from gradweave.session.explain import explanation
+from gradweave.session.findings import Findings
 from gradweave.runtime.options import Options
 from gradweave.runtime.pilot import Pilot
 from gradweave.runtime.thinning import (

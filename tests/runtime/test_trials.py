@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gradweave.plan import Bucket, Plan
-from gradweave.runtime.candidates import Candidate
-from gradweave.runtime.trials import MOST_RIVALS, Trial, finalists, winner
+from gradweave.session.candidates import Candidate
+from gradweave.session.trials import MOST_RIVALS, Trial, finalists, winner
 
 
 def first_round(ours_s, torchs_s, predicted_s=None):
@@ -20,7 +20,7 @@ def first_round(ours_s, torchs_s, predicted_s=None):
                     buckets=(Bucket(tensors=("w",), collective="native"),),
                 ),
                 predicted_s=predicted_s[number],
-                is_torchs=number == len(ours_s),
+                is_baseline=number == len(ours_s),
             ),
             rounds_s=(step_s,),
         )
@@ -43,7 +43,7 @@ def test_the_close_ones_are_tried_again_the_other_way_round():
 def test_torchs_own_alone_needs_no_second_round():
     trials = first_round([1.2, 1.3], 1.0)
     assert finalists(trials) == []
-    assert winner(trials).candidate.is_torchs
+    assert winner(trials).candidate.is_baseline
 
 
 def test_of_equals_the_better_prediction_wins():
@@ -53,7 +53,7 @@ def test_of_equals_the_better_prediction_wins():
 
 def test_a_better_prediction_does_not_win_over_torchs_own():
     trials = first_round([1.005], 1.0, predicted_s=[0.5, 1.0])
-    assert winner(trials).candidate.is_torchs
+    assert winner(trials).candidate.is_baseline
 
 
 times_s = st.floats(0.9, 1.1)
@@ -66,7 +66,7 @@ def test_no_winner_is_slower_than_torchs_own(data, ours_s, torchs_s):
     again = finalists(trials)
     assert len(again) <= MOST_RIVALS + 1
     if again:
-        assert again[0].is_torchs
+        assert again[0].is_baseline
         assert min(trials, key=lambda trial: trial.step_s).candidate in again
     trials = [
         replace(trial, rounds_s=(*trial.rounds_s, data.draw(times_s)))
@@ -75,5 +75,5 @@ def test_no_winner_is_slower_than_torchs_own(data, ours_s, torchs_s):
         for trial in trials
     ]
     best = winner(trials)
-    assert best.candidate in again or best.candidate.is_torchs
+    assert best.candidate in again or best.candidate.is_baseline
     assert best.step_s <= trials[-1].step_s

@@ -74,7 +74,7 @@ def scaled(wrapped, rank, *, steps=MOST_STEPS):
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     step = 0
-    while step < steps and not (isinstance(wrapped, Ours) and wrapped._pilot.is_settled):
+    while step < steps and not (isinstance(wrapped, Ours) and wrapped.findings().stage == "settled"):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = wrapped(batch(step, rank)).square().mean()
@@ -106,7 +106,7 @@ def hooked(group):
     wrapped.register_forward_pre_hook(lambda _, inputs: seen.append(("before", len(inputs))))
     wrapped.register_forward_hook(lambda _, inputs, output: seen.append(("after", len(output))))
     steps = 0
-    while not wrapped._pilot.is_settled:
+    while wrapped.findings().stage != "settled":
         assert steps < MOST_STEPS
         wrapped(batch(steps, group.rank())).sum().backward()
         steps += 1

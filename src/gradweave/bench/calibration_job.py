@@ -8,14 +8,16 @@ from gradweave.bench.calibration import CalibrationAnswer, CalibrationQuestion
 from gradweave.bench.jobs import answer, asked
 from gradweave.bench.ranks import default_group, node_topology
 from gradweave.comm import Communicator
+from gradweave.comm.agree import group_device, largest
 from gradweave.comm.communicator import same_ranks
 from gradweave.comm.lanes import LANES
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
 from gradweave.planning import OPERATIONS
-from gradweave.runtime.thinning import settings_for, with_sparse_prices
+from gradweave.session.compression import with_compression_price
 from gradweave.sparse.exchanger import Exchanger
-from gradweave.sparse.timing import MOST_TIMED
+from gradweave.sparse.settings import settings_for
+from gradweave.sparse.timing import MOST_TIMED, exchange_cost, selection_s_per_element
 
 
 def in_default_group(
@@ -40,9 +42,21 @@ def in_default_group(
             advance=advance if group.rank() == 0 else lambda: None,
         )
         for compression in question.compressions:
-            settings, exchanger = settings_for(compression), Exchanger(group)
-            network = with_sparse_prices(
-                network, settings, exchanger, numel=MOST_TIMED, like=torch.zeros(1)
+            mine_s = selection_s_per_element(
+                MOST_TIMED,
+                like=torch.zeros(1),
+                density=compression.density,
+                settings=settings_for(compression),
+            )
+            (slowest_s,) = largest(group, [mine_s], device=group_device(group))
+            network = with_compression_price(
+                network,
+                compression,
+                selection_s_per_element=slowest_s,
+                exchange=exchange_cost(
+                    Exchanger(group), exchange=compression.method, density=compression.density
+                ),
+                workers=group.size(),
             )
         return network if group.rank() == 0 else None
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from gradweave.bench.buckets import bucket_bytes, check_buckets
 from gradweave.bench.training import COMPUTE, SHARDED, TORCH, Case
 from gradweave.comm.agree import largest
 from gradweave.comm.communicator import same_ranks
@@ -23,10 +24,9 @@ from gradweave.measure.spans import SpanRecorder, aligned_timelines, watch
 from gradweave.plan import Plan
 from gradweave.planning import bsp
 from gradweave.runtime.bsp import LOOPS, ROOT
-from gradweave.runtime.buckets import bucket_bytes, check_buckets
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.runtime.sharded import ShardedDataParallel
-from gradweave.runtime.thinning import settings_for
+from gradweave.sparse.settings import settings_for
 from gradweave.timeline import Timeline
 from gradweave.words import parse_spec
 

@@ -1,6 +1,5 @@
 """Collectives on a process group, by name."""
 
-from datetime import timedelta
 from functools import lru_cache
 from socket import gethostname
 from zlib import crc32
@@ -19,6 +18,7 @@ from gradweave.comm.rounds import execute_by_rounds
 from gradweave.comm.tiers import MakeGroup, fastest_collectives, tier_groups, tiered_all_reduce
 from gradweave.costs import GIGABIT_ETHERNET, Link
 from gradweave.errors import RequestError
+from gradweave.torch_internals import group_timeout
 from gradweave.words import Operation, parse_spec
 
 PROGRAMS_KEPT = 256
@@ -139,7 +139,7 @@ def subgroups_of(group: dist.ProcessGroup, *, backend: str | None = None) -> Mak
         of_the_job = dist.get_process_group_ranks(group)
         made = dist.new_group(
             [of_the_job[rank] for rank in ranks],
-            timeout=_timeout(group),
+            timeout=group_timeout(group, group_device(group)),
             backend=backend or dist.get_backend(group),
             use_local_synchronization=True,
         )
@@ -161,13 +161,6 @@ def same_ranks(group: dist.ProcessGroup, *, backend: str | None = None) -> dist.
     made = subgroups_of(group, backend=backend)(list(range(group.size())))
     assert made is not None
     return made
-
-
-def _timeout(group: dist.ProcessGroup) -> timedelta | None:
-    """Its own; None, which is the backend's default, where a backend does not tell."""
-    backend = group._get_backend(group_device(group))  # noqa: SLF001
-    options = getattr(backend, "options", None)
-    return getattr(options, "_timeout", None)
 
 
 # Not a method: a cache that knows its communicator would keep it, and its group, alive.

@@ -1,18 +1,23 @@
 """Recording a Trace from real iterations: when gradients are ready, how long forward takes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from statistics import median
 
+import msgspec
 import torch
 import torch.distributed as dist
 from msgspec import Struct
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
-from gradweave.comm.agree import group_device, largest
+from gradweave.comm.agree import gather_long_text, group_device
 from gradweave.errors import RequestError
 from gradweave.measure.clocks import Clock, clock_for
+from gradweave.torch_internals import all_requiring_grad
 from gradweave.trace import Tensor, Trace
 
 
@@ -52,8 +57,15 @@ def record_trace(
             observer.begin()
             step()
             if number >= warmup:
-                observed.append(observer.iteration())
-    return recording_of(observed, parameters, name=name, batch_size=batch_size, group=group)
+                observed.append(_seen(observer))
+    return _recording(observed, parameters, name=name, batch_size=batch_size, group=group)
+
+
+def _seen(observer: "Observer") -> "Iteration":
+    iteration = observer.iteration()
+    if iteration is None:
+        raise RequestError("step() did not call the model; it must run forward and backward")
+    return iteration
 
 
 class Iteration(Struct, frozen=True, kw_only=True):
@@ -67,8 +79,14 @@ class Iteration(Struct, frozen=True, kw_only=True):
 class Observer:
     """Marks of one iteration, set by hooks; ``begin`` forgets what went before."""
 
-    def __init__(self, clock: Clock, parameters: dict[str, nn.Parameter]) -> None:
-        self._clock, self._parameters = clock, parameters
+    def __init__(
+        self,
+        clock: Clock,
+        parameters: dict[str, nn.Parameter],
+        *,
+        on_last: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._clock, self._parameters, self._on_last = clock, parameters, on_last
         self.begin()
 
     def begin(self) -> None:
@@ -76,42 +94,35 @@ class Observer:
         self._ended: object | None = None
         self._called: dict[str, object] = {}
         self._ready: dict[str, object] = {}
-        self._is_over = False
-
-    def end(self) -> None:
-        """What follows belongs to something else, until the next ``begin``."""
-        self._is_over = True
 
     def before_module(self, name: str) -> None:
-        if self._is_over:
-            return
         mark = self._clock.mark()
         self._called.setdefault(name, mark)
         if self._began is None:
             self._began = mark
 
     def after_model(self) -> None:
-        if not self._is_over:
+        if self._ended is None:
             self._ended = self._clock.mark()
 
     def gradient(self, name: str) -> None:
-        if self._is_over:
-            return
+        mark = self._clock.mark()
+        if self._ended is None:  # backward runs inside of forward
+            self._ended = mark
         self._ready.pop(name, None)  # the last accumulation counts, and so does its place
-        self._ready[name] = self._clock.mark()
+        self._ready[name] = mark
+        if len(self._ready) == len(self._parameters):
+            self._on_last()
 
-    @property
-    def has_gradients(self) -> bool:
-        return bool(self._ready)
-
-    def iteration(self) -> Iteration:
+    def iteration(self) -> Iteration | None:
+        """What was seen since ``begin``; None where the model was not called."""
         if self._began is None or self._ended is None:
-            raise RequestError("step() did not call the model; it must run forward and backward")
+            return None
         began, ended = self._began, self._ended
         return Iteration(
             forward_s=self._clock.seconds(began, ended),
             needed_s={
-                name: self._clock.seconds(began, self._called[_called_owner(name, self._called)])
+                name: self._clock.seconds(began, self._called.get(_owner(name, self._called), began))
                 for name in self._parameters
             },
             ready_s={
@@ -121,7 +132,7 @@ class Observer:
         )
 
 
-def _called_owner(parameter: str, called: dict[str, object]) -> str:
+def _owner(parameter: str, called: dict[str, object]) -> str:
     """The innermost module around a parameter that was called; some use others' parameters."""
     owner = parameter
     while owner:
@@ -133,17 +144,35 @@ def _called_owner(parameter: str, called: dict[str, object]) -> str:
 
 @contextmanager
 def observing(
-    model: nn.Module, parameters: dict[str, nn.Parameter], clock: Clock | None = None
+    model: nn.Module,
+    parameters: dict[str, nn.Parameter],
+    clock: Clock | None = None,
+    *,
+    on_last: Callable[[], None] = lambda: None,
 ) -> Iterator[Observer]:
-    """Hooks on every module and parameter, for the length of a block."""
-    observer = Observer(clock or clock_for(_device(parameters)), parameters)
-    handles = [model.register_forward_hook(_Mark(observer.after_model))]
-    for name, module in model.named_modules():
-        mark = _Mark(partial(observer.before_module, name))
-        handles.append(module.register_forward_pre_hook(mark))
-    for name, parameter in parameters.items():
-        register = parameter.register_post_accumulate_grad_hook
-        handles.append(register(lambda _, name=name: observer.gradient(name)))  # type: ignore[no-untyped-call]
+    """Have an observer see modules called and gradients come, for the length of a block.
+
+    ``on_last`` is called when every parameter has got a gradient. Nothing of ours is on the modules
+    meanwhile: they may be scripted, copied or pickled.
+    """
+    observer = Observer(clock or clock_for(_device(parameters)), parameters, on_last=on_last)
+    names = {module: name for name, module in model.named_modules()}
+
+    def before(module: nn.Module, inputs: object) -> None:
+        del inputs
+        if (name := names.get(module)) is not None:
+            observer.before_module(name)
+
+    def after(module: nn.Module, inputs: object, output: object) -> None:
+        del inputs, output
+        if module is model:
+            observer.after_model()
+
+    handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
+    with all_requiring_grad(parameters.values()):
+        for name, parameter in parameters.items():
+            register = parameter.register_post_accumulate_grad_hook
+            handles.append(register(lambda _, name=name: observer.gradient(name)))  # type: ignore[no-untyped-call]
     try:
         yield observer
     finally:
@@ -151,61 +180,88 @@ def observing(
             handle.remove()
 
 
-class _Mark:
-    """A hook that leaves no trace where the model is pickled meanwhile."""
+class RankTimes(Struct, frozen=True, kw_only=True):
+    """Medians over one rank's iterations, by parameter; those that lack a gradient are as late as
+    the last.
+    """
 
-    def __init__(self, mark: Callable[[], None]) -> None:
-        self._mark = mark
-
-    def __call__(self, *_: object) -> None:
-        self._mark()
-
-    def __reduce__(self) -> tuple[type["_Mark"], tuple[Callable[[], object]]]:
-        return _Mark, (dict,)  # which does nothing
+    forward_s: float
+    needed_s: dict[str, float]
+    ready_s: dict[str, float]
 
 
-def recording_of(
+def rank_times(observed: list[Iteration], parameters: Iterable[str]) -> RankTimes:
+    """Raise RequestError where no parameter has got a gradient."""
+    names = list(parameters)
+    if not any(one.ready_s for one in observed):
+        raise RequestError("no parameter got a gradient; step() must call backward")
+    return RankTimes(
+        forward_s=median(one.forward_s for one in observed),
+        needed_s={name: median(one.needed_s[name] for one in observed) for name in names},
+        ready_s=_median_ready_s(observed, names),
+    )
+
+
+def slowest_rank(ranks: list[RankTimes]) -> RankTimes:
+    """For each moment, that of the rank where it came last."""
+    first = ranks[0]
+    return RankTimes(
+        forward_s=max(rank.forward_s for rank in ranks),
+        needed_s={name: max(rank.needed_s[name] for rank in ranks) for name in first.needed_s},
+        ready_s={name: max(rank.ready_s[name] for rank in ranks) for name in first.ready_s},
+    )
+
+
+def trace_of(
+    times: RankTimes,
+    parameters: dict[str, nn.Parameter],
+    *,
+    name: str,
+    batch_size: int,
+    iterations: int,
+) -> Trace:
+    """In the order in which gradients are ready; parameters without elements send nothing."""
+    shares_s = _forward_shares_s(times.needed_s, times.forward_s)
+    # Of gradients that come at once, the one declared last comes first, as it does in backward.
+    declared = {name: place for place, name in enumerate(parameters)}
+    order = sorted(parameters, key=lambda name: (times.ready_s[name], -declared[name]))
+    return Trace(
+        name=name,
+        batch_size=batch_size,
+        origin="measured",
+        source=f"recorded on {_device(parameters).type}, torch {torch.__version__}, "
+        f"median of {iterations} iterations",
+        tensors=tuple(
+            Tensor(
+                name=name,
+                elements=parameters[name].numel(),
+                bytes_per_element=parameters[name].element_size(),
+                ready_s=times.ready_s[name],
+                forward_s=shares_s[name],
+            )
+            for name in order
+            if parameters[name].numel()
+        ),
+    )
+
+
+def _recording(
     observed: list[Iteration],
     parameters: dict[str, nn.Parameter],
     *,
     name: str,
     batch_size: int,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | None,
 ) -> Recording:
-    """Medians over the iterations; with a ``group``, of the slowest rank."""
-    ready_s = _median_ready_s(observed, parameters)
-    needed_s = {name: median(one.needed_s[name] for one in observed) for name in parameters}
-    forward_s = median(one.forward_s for one in observed)
+    times = rank_times(observed, parameters)
     if group is not None:
-        *worst, forward_s = largest(
-            group,
-            [*ready_s.values(), *needed_s.values(), forward_s],
-            device=group_device(group),
-        )
-        ready_s = dict(zip(parameters, worst[: len(parameters)], strict=True))
-        needed_s = dict(zip(parameters, worst[len(parameters) :], strict=True))
-    shares_s = _forward_shares_s(needed_s, forward_s)
+        text = msgspec.json.encode(times).decode()
+        said = gather_long_text(group, text, device=group_device(group))
+        times = slowest_rank([msgspec.json.decode(one, type=RankTimes) for one in said])
     orders = [tuple(one.ready_s) for one in observed]
-    # Of gradients that come at once, the one declared last comes first, as it does in backward.
-    declared = {name: place for place, name in enumerate(parameters)}
-    backward_order = sorted(parameters, key=lambda name: (ready_s[name], -declared[name]))
     return Recording(
-        trace=Trace(
-            name=name,
-            batch_size=batch_size,
-            origin="measured",
-            source=f"recorded on {_device(parameters).type}, torch {torch.__version__}, "
-            f"median of {len(observed)} iterations",
-            tensors=tuple(
-                Tensor(
-                    name=name,
-                    elements=parameters[name].numel(),
-                    bytes_per_element=parameters[name].element_size(),
-                    ready_s=ready_s[name],
-                    forward_s=shares_s[name],
-                )
-                for name in backward_order
-            ),
+        trace=trace_of(
+            times, parameters, name=name, batch_size=batch_size, iterations=len(observed)
         ),
         iterations=len(observed),
         reordered=sum(order != orders[0] for order in orders),
@@ -217,17 +273,11 @@ def recording_of(
     )
 
 
-def _median_ready_s(
-    observed: list[Iteration], parameters: dict[str, nn.Parameter]
-) -> dict[str, float]:
+def _median_ready_s(observed: list[Iteration], names: list[str]) -> dict[str, float]:
     """Over the iterations that had the gradient; one that never came is as late as the last."""
-    times_s = {
-        name: [one.ready_s[name] for one in observed if name in one.ready_s] for name in parameters
-    }
-    if not any(times_s.values()):
-        raise RequestError("no parameter got a gradient; step() must call backward")
+    times_s = {name: [one.ready_s[name] for one in observed if name in one.ready_s] for name in names}
     medians_s = {name: median(times) for name, times in times_s.items() if times}
-    return {name: medians_s.get(name, max(medians_s.values())) for name in parameters}
+    return {name: medians_s.get(name, max(medians_s.values())) for name in names}
 
 
 def _device(parameters: dict[str, nn.Parameter]) -> torch.device:

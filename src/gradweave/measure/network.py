@@ -70,6 +70,7 @@ def calibrate(
     beside: Surroundings | None = None,
     communicator: Communicator | None = None,
     other_lanes: Sequence[Communicator] = (),
+    before_each: Callable[[], None] = lambda: None,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
     """Time operations by algorithms, and transfers between two ranks.
@@ -77,7 +78,8 @@ def calibrate(
     Call it on every rank, with nothing else on the group; all return the same. By default samples
     are taken both idle and beside matrix products. Reduce-scatters and all-gathers take turns on
     the group and ``other_lanes``; give one less than ShardedDataParallel has threads, so that their
-    curves are true for it. ``advance`` is called when a size is done.
+    curves are true for it. ``before_each`` is called before whatever takes long, alike on all
+    ranks, and may end it by raising; ``advance`` is called when a size is done.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
@@ -90,9 +92,16 @@ def calibrate(
         beside = {"nothing": nullcontext, "compute": partial(computing, group_device(group))}
     is_sharded = any(way.operation in OPERATIONS["both"] for way in ways)
     with closing(Lanes([communicator, *other_lanes] if is_sharded else ())) as lanes:
-        survey = _Survey(communicator, lanes, list(ways), repeats=repeats, beside=beside)
+        survey = _Survey(
+            communicator,
+            lanes,
+            list(ways),
+            repeats=repeats,
+            beside=beside,
+            before_each=before_each,
+        )
         _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
-    links = _measure_links(communicator)
+    links = _measure_links(communicator, before_each)
     advance()
     return Network(
         name=name,
@@ -120,16 +129,17 @@ class _Survey:
     ways: list[Way]
     repeats: int
     beside: Surroundings
+    before_each: Callable[[], None]
     samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
     hopeless: set[Way] = field(default_factory=set)
 
     def measure(self, nbytes: int, beside: Sequence[Beside]) -> None:
         """All ways take turns, idle and beside compute."""
-        streams = {
-            way: _Stream(self.communicator, self.lanes, way, nbytes)
-            for way in self.ways
-            if way not in self.hopeless
-        }
+        streams = {}
+        for way in self.ways:
+            if way not in self.hopeless:
+                self.before_each()
+                streams[way] = _Stream(self.communicator, self.lanes, way, nbytes)
         kinds = list(product(streams, beside))
         taken: dict[tuple[Way, Beside], list[list[float]]] = {kind: [] for kind in kinds}
         for repeat in range(self.repeats):
@@ -292,14 +302,14 @@ def _never_cheaper_at_the_end(seconds: list[float]) -> list[float]:
     return [*seconds[:-1], max(seconds)]
 
 
-def _measure_links(communicator: Communicator) -> Links:
+def _measure_links(communicator: Communicator, before_each: Callable[[], None]) -> Links:
     """One link for each tier: between the first rank and the first beyond that tier's groups."""
     order, factors = communicator.topology.order, communicator.topology.factors
     sum_s_per_byte = _sum_s_per_byte(communicator.group)
     levels = []
     for tier, members in enumerate(factors):
         tiny_s, large_s, larger_s = _one_way_s(
-            communicator.group, order[0], order[prod(factors[:tier])]
+            communicator.group, order[0], order[prod(factors[:tier])], before_each
         )
         _, large, larger = BETWEEN_TWO_BYTES
         link = Link(
@@ -312,12 +322,16 @@ def _measure_links(communicator: Communicator) -> Links:
     return Links(levels=tuple(levels))
 
 
-def _one_way_s(group: dist.ProcessGroup, one: int, other: int) -> list[float]:
+def _one_way_s(
+    group: dist.ProcessGroup, one: int, other: int, before_each: Callable[[], None]
+) -> list[float]:
     """Half of there and back, for each size: the lower quartile, for nothing makes it faster."""
-    taken_s = [
-        [_half_round_trip_s(group, one, other, nbytes) for _ in range(BETWEEN_TWO_REPEATS)]
-        for nbytes in BETWEEN_TWO_BYTES
-    ]
+    taken_s: list[list[float]] = []
+    for nbytes in BETWEEN_TWO_BYTES:
+        taken_s.append([])
+        for _ in range(BETWEEN_TWO_REPEATS):
+            before_each()
+            taken_s[-1].append(_half_round_trip_s(group, one, other, nbytes))
     group.barrier().wait()
     quartiles_s = [float(np.quantile(times, 0.25)) for times in taken_s]
     return largest(group, quartiles_s, device=group_device(group))

@@ -1,59 +1,115 @@
-"""A calibration that runs beside the training."""
+"""What messages cost, measured on a thread and a group of our own while the model trains."""
 
 import atexit
-from collections.abc import Callable
-from threading import Thread
-from typing import Self
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event, Thread
 
+from gradweave import collectives
+from gradweave.comm import Communicator
+from gradweave.comm.channel import Channel
+from gradweave.comm.lanes import LANES
+from gradweave.measure.network import calibrate
 from gradweave.network import Network
+from gradweave.planning import BOTH_PASSES_COLLECTIVE, OPERATIONS
+from gradweave.runtime.noticeboard import Ended, Turns
+from gradweave.words import KIB, MIB, Passes
 
-# All ranks stop calibrating together, so one that is late keeps the others waiting.
-STOPPED_WITHIN_S = 10.0
+CALIBRATION_REPEATS = 3
+LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
+# Beside the backend's own: what is worth the thread it needs, for small messages and for tiers.
+AUTO_COLLECTIVES = ("native", "recursive-doubling")
+AUTO_TIERED = "blueconnect"
+# Ranks stop calibrating together, each at its next message.
+STOPPED_WITHIN_S = 5.0
 
 
-class Ended(Exception):
-    """Nobody needs the calibration any more."""
+def calibration_groups(passes: Passes) -> int:
+    """How many process groups a calibration needs."""
+    return LANES if passes == "both" else 1
 
 
 class Calibration:
-    """Runs beside the training, on a thread and a group of its own, for the length of a block.
+    """Measures messages while all ranks compute, until it is done or closed.
 
-    A script may end while it runs. Python then stops threads in a way that torch's C++ takes for a
-    crash, so the thread is ended before that.
+    Ranks take turns through ``turns``, so no rank's training ever waits for this, and a rank that
+    ends takes nobody with it. A script may end while it runs: Python then stops threads in a way
+    that torch's C++ takes for a crash, so the thread is ended before that.
     """
 
-    def __init__(self, run: Callable[[], Network], *, end: Callable[[], None]) -> None:
-        self._end = end
-        self._found: Network | None = None
-        self.failure: BaseException | None = None
-
-        def work() -> None:
-            try:
-                self._found = run()
-            except Ended:
-                pass
-            except BaseException as error:  # noqa: BLE001 the course gives up then
-                self.failure = error
-
-        self._thread = Thread(target=work, name="gradweave calibration", daemon=True)
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        turns: Turns,
+        *,
+        collective: str | None,
+        passes: Passes,
+        model_bytes: int,
+    ) -> None:
+        self.network: Network | None = None
+        self.failure: str | None = None
+        self._turns, self._is_computing = turns, Event()
+        self._channels, self._collective, self._passes = channels, collective, passes
+        self._largest_bytes = min(max(model_bytes, LEAST_CALIBRATED_BYTES), MOST_CALIBRATED_BYTES)
+        self._thread = Thread(target=self._run, name="gradweave calibration", daemon=True)
+        atexit.register(self.close)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        atexit.register(self._stop)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        atexit.unregister(self._stop)
-        self._stop()
-
-    def _stop(self) -> None:
-        self._end()
-        self._thread.join(timeout=STOPPED_WITHIN_S)
 
     @property
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
-    def network(self) -> Network:
-        assert self._found is not None
-        return self._found
+    def computing_begins(self) -> None:
+        """This rank computes from now on."""
+        self._is_computing.set()
+
+    def computing_ends(self) -> None:
+        """Messages that are measured from now on would meet those of the training."""
+        if not self._turns.has_ended:
+            self._is_computing.clear()
+
+    def close(self) -> None:
+        """End it, done or not."""
+        atexit.unregister(self.close)
+        self._turns.end()
+        self._is_computing.set()
+        self._thread.join(timeout=STOPPED_WITHIN_S)
+
+    def _run(self) -> None:
+        try:
+            self._turns.take()
+            self.network = self._calibrated()
+        except Ended:
+            pass
+        except BaseException as error:  # noqa: BLE001 the session is told
+            self.failure = f"calibrating failed: {error}"
+
+    def _calibrated(self) -> Network:
+        first, *others = [Communicator(channel.group) for channel in self._channels]
+        self._channels[0].topology = first.topology
+        return calibrate(
+            first.group,
+            name="calibrated in training",
+            ways=collectives.ways(OPERATIONS[self._passes], self._collectives(first)),
+            largest_bytes=self._largest_bytes,
+            repeats=CALIBRATION_REPEATS,
+            beside={"compute": self._beside_computing},
+            communicator=first,
+            other_lanes=others,
+            before_each=self._turns.take,
+        )
+
+    @contextmanager
+    def _beside_computing(self) -> Iterator[None]:
+        """While all ranks compute; the first that ends ends it for all."""
+        self._is_computing.wait()
+        self._turns.take()
+        yield
+
+    def _collectives(self, communicator: Communicator) -> tuple[str, ...]:
+        if self._collective is not None:
+            return (self._collective,)
+        if self._passes == "both":
+            return (BOTH_PASSES_COLLECTIVE,)
+        is_tiered = len(communicator.topology.factors) > 1
+        return (*AUTO_COLLECTIVES, AUTO_TIERED) if is_tiered else AUTO_COLLECTIVES

@@ -3,9 +3,8 @@
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,59 +12,48 @@ from torch import nn
 from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.comm import Communicator
-from gradweave.comm.communicator import same_ranks
-from gradweave.comm.worker import CommunicationThread
-from gradweave.errors import PlanMismatch, RequestError
+from gradweave.comm.channel import Channel
+from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
-from gradweave.measure.spans import SpanRecorder, aligned_timelines
+from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
-from gradweave.runtime.buckets import (
-    bucket_bytes,
-    bucket_caps_mb,
-    check_buckets,
-    check_compressible,
-    planned_parameters,
-    torch_bucket_bytes,
-)
-from gradweave.runtime.candidates import Candidate
-from gradweave.runtime.explain import explanation
-from gradweave.runtime.findings import Findings
-from gradweave.runtime.given import PlanSource, check_passes, device_name, given_plan
-from gradweave.runtime.hooks import BucketSender, SettlingJoinHook, send_bucket
+from gradweave.runtime.driver import Driver
+from gradweave.runtime.failed_passes import FailedPassLog
+from gradweave.runtime.instruments import Instruments
+from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.options import (
+    AUTO,
     COMPILED,
     Options,
     check_caps,
     check_whole_model,
-    is_compiled,
     is_whole,
+    needs_channel,
+    priced_collective,
     why_unplannable,
 )
-from gradweave.runtime.passes import Backward, batch_size
-from gradweave.runtime.pilot import Pilot
-from gradweave.runtime.regroup import PlannedBuckets
-from gradweave.runtime.swap import bucket_fields, swap_reducer
+from gradweave.runtime.parameters import check_compressible, planned_parameters
+from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
+from gradweave.runtime.planned import Planned
+from gradweave.runtime.reducer_engine import ReducerEngine
+from gradweave.runtime.tensors import batch_size
+from gradweave.runtime.transports import SettlingJoinHook, Transports
+from gradweave.session.commands import Layout
+from gradweave.session.session import Session, Task
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.training import SparseTraining
-from gradweave.timeline import Timeline
-from gradweave.words import MIB
+from gradweave.torch_internals import is_compiled, torch_caps_bytes
 
 logger = logging.getLogger(__name__)
 
-# Steps after a change of buckets before torch may report the new ones.
-CHECKED_AFTER_STEPS = 4
-# torch.compile refuses wrappers whose largest cap is smaller.
-COMPILABLE_CAP_MB = 1.0
 
-
-class DistributedDataParallel(TorchDDP):
+class DistributedDataParallel(Planned, TorchDDP):
     """torch's wrapper, whose buckets are planned for this model on this network.
 
-    It starts with one bucket, records when gradients are ready and what messages cost beside the
-    training, tries the most promising plans and torch's own buckets for a few steps each, and keeps
-    the fastest. Gradients are the same as torch's, up to the order of summation.
+    It records when gradients are ready and what messages cost beside the training, tries the most
+    promising plans and torch's own buckets for a few steps each, and keeps the fastest. Gradients
+    are the same as torch's, up to the order of summation.
 
     ``planner``      which plan to try first, as `gradweave plan --planner`.
     ``plan``         a Plan or Recipe, or a file of one: nothing is recorded and nothing is tried.
@@ -83,6 +71,8 @@ class DistributedDataParallel(TorchDDP):
 
     Everything else is torch's own.
     """
+
+    _baseline = "torch's own buckets"
 
     def __init__(
         self,
@@ -119,89 +109,192 @@ class DistributedDataParallel(TorchDDP):
         if is_whole(compression):
             check_whole_model(plan)
         super().__init__(module, **torch_options)
-        self._options, self._make_group = options, make_group
-        self._torch_cap_mb: float | None = torch_options.get("bucket_cap_mb")
-        self._torch_buckets = bucket_fields(self)
+        self._options, self._torch_options = options, torch_options
         self._planned = planned_parameters(self)
-        self._sender: BucketSender | None = None
-        self._thread: CommunicationThread | None = None
-        self._message_group: dist.ProcessGroup | None = None
-        self._sparse: SparseTraining | None = None
-        if compression is not None:  # one for the wrapper's life: residuals stay with other buckets
+        self._device = self.device
+        self._recorder, self._clock_offset_s = None, 0.0
+        if timeline:
+            self._clock_offset_s = clock_offset_s(self.process_group)
+            self._recorder = SpanRecorder({p: name for name, p in self._planned.items()})
+        self._begin(plan, grad_scaler, make_group)
+
+    def _begin(
+        self,
+        source: PlanSource | None,
+        grad_scaler: torch.amp.GradScaler | None,
+        make_group: Callable[[], dist.ProcessGroup] | None,
+    ) -> None:
+        """Everything that is ours: all ranks come here alike."""
+        options, group = self._options, self.process_group
+        self._why_unplanned = self._why_not()
+        given = None
+        if self._why_unplanned is None:
+            given = self._given(source)
+        plans = self._why_unplanned is None and group.size() > 1
+        plans = plans and (given is None or options.replan_when is not None)
+        plan = plan_in(given)
+        messages = None
+        if needs_channel(options, plan):
+            backend = None if options.compression is None else "gloo"
+            messages = Channel(group, make_group, backend=backend)
+        calibrating = Channel(group, make_group) if plans else None
+        self._sparse = None
+        if options.compression is not None:  # for life: residuals stay with other buckets
+            assert messages is not None
             self._sparse = SparseTraining(
-                compression, self._planned, self._own_group(), grad_scaler=grad_scaler
+                options.compression, self._planned, messages.group, grad_scaler=grad_scaler
             )
-        self._backward = Backward()
-        self._user_hook: tuple[object, Callable[..., Any]] | None = None
-        self._recorder: SpanRecorder | None = None
-        self._clock_offset_s = 0.0
-        self._step = 0
-        self._is_compiled = False
-        self._unchecked: tuple[int, list[int]] | None = None
-        self._pilot: Pilot | None = None
-        why = why_unplannable(module, self._planned, torch_options)
+        transports = Transports(
+            group,
+            options=options,
+            channel=messages or calibrating,
+            recorder=self._recorder,
+            sparse=self._sparse,
+            finds_unused=self.find_unused_parameters,
+        )
+        self._engine: ReducerEngine | None = ReducerEngine(self, self._planned, transports)
+        if plan is not None or is_whole(options.compression):
+            self._engine.install(plan or Layout.ONE_BUCKET)
+        else:
+            self._engine.register_sender()
+        self._session = None
+        if self._why_unplanned is None:
+            self._session = Session(self._task(), given=given)
+        self._driver = None
+        if self._session is not None and calibrating is not None:
+            board = Noticeboard(group)
+            instruments = Instruments(
+                self.module,
+                self._planned,
+                board,
+                [calibrating],
+                collective=priced_collective(options),
+                keeps_declared_order=self._keeps_declared_order,
+                sparse=self._sparse,
+                sending=messages,
+            )
+            self._driver = Driver(self._session, self._engine, instruments, board)
+        log = FailedPassLog(self, next(reversed(self._planned.values())))
+        closing = weakref.finalize(self, _close, self._driver, messages, calibrating, log)
+        # Not at exit: a thread that waits for a dead peer would keep the script from ending.
+        closing.atexit = False
+
+    @property
+    def _keeps_declared_order(self) -> bool:
+        return self.find_unused_parameters and not self.static_graph
+
+    def _why_not(self) -> str | None:
+        """Why torch's own buckets stay, in words."""
+        compression = self._options.compression
+        why = why_unplannable(self.module, self._planned, self._torch_options)
         if why is not None and is_whole(compression):
             raise RequestError(
                 f"whole_model wants one bucket, and torch's own must stay: {why}; leave out one of "
                 "them"
             )
         if why is None and self.process_group.size() == 1 and not is_whole(compression):
-            why = "one worker sends no messages"
-        if why is None:
-            given = given_plan(
-                plan,
-                workers=self.process_group.size(),
-                device=self.device,
-                compression=compression,
-            )
-            check_passes(given)
-            self._pilot = self._new_pilot(given)
-            weakref.finalize(self, self._pilot.close).atexit = False
-        elif self.process_group.size() > 1:
-            logger.warning("keeping torch's own buckets: %s", why)
-        self._why_unplanned = why
-        if timeline:
-            self._clock_offset_s = clock_offset_s(self.process_group)
-            self._recorder = SpanRecorder({p: name for name, p in self._planned.items()})
-        if why is not None:
-            self._hook([])
+            return "one worker sends no messages"
+        if why is not None and self.process_group.size() > 1:
+            logger.warning("keeping %s: %s", self._baseline, why)
+        return why
 
-    @property
-    def plan(self) -> Plan | None:
-        """What is carried out; None while it is being found, and where torch's own buckets stay.
-
-        While densities warm up it is the best one for the present density.
-        """
-        return None if self._pilot is None else self._pilot.found.plan
-
-    def findings(self) -> Findings:
-        """What planning has found out so far."""
-        return Findings() if self._pilot is None else self._pilot.found
-
-    def recipe(self) -> Recipe:
-        """What a restart can be given as ``plan``."""
-        return self.findings().recipe(
+    def _given(self, source: PlanSource | None) -> Plan | Recipe | None:
+        given = given_plan(
+            source,
             workers=self.process_group.size(),
-            device=device_name(self.device),
-            why_not=self.explain(),
+            device=self.device,
+            compression=self._options.compression,
+        )
+        plan = plan_in(given)
+        if plan is not None:
+            if plan.passes == "both":
+                raise RequestError(
+                    "the plan is one for both passes; wrap the model with ShardedDataParallel, or "
+                    "plan for backward"
+                )
+            require_fit(plan, self._planned, self.process_group)
+        return given
+
+    def _task(self) -> Task:
+        options, compression = self._options, self._options.compression
+        return Task(
+            workers=self.process_group.size(),
+            planner=options.planner,
+            record_steps=options.record_steps,
+            trial_steps=options.trial_steps,
+            replan_when=options.replan_when,
+            baseline=self._baseline,
+            baseline_caps_bytes=torch_caps_bytes(self),
+            keeps_declared_order=self._keeps_declared_order,
+            compression_at=None if compression is None else compression.compression_at,
+            is_whole_model=is_whole(compression),
         )
 
-    def explain(self) -> str:
-        """What was measured, what was tried, what was chosen, what it gains."""
-        found = None if self._pilot is None else self._pilot.found
-        return explanation(found, self._why_unplanned, workers=self.process_group.size())
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self._driver is not None:
+            self._between_steps(inputs, is_compiling=torch.compiler.is_compiling())
+        if self._engine is not None and self._engine.sender is not None:
+            self._engine.sender.raise_failure()
+        recorder = self._recorder
+        if recorder is None or not (torch.is_grad_enabled() and self.require_backward_grad_sync):
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        recorder.begin()
+        output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        recorder.backward()
+        return output
 
-    def timeline(self) -> Timeline:
-        """The last step as this rank saw it."""
-        if self._recorder is None:
-            raise RequestError("nothing was noted; wrap the model with timeline=True")
-        return self._recorder.timeline()
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _between_steps(self, inputs: tuple[Any, ...], *, is_compiling: bool) -> None:
+        """Before a forward pass, while there is planning to do."""
+        if not torch.is_grad_enabled() or self._driver is None:
+            return
+        if is_compiling or is_compiled(self.module):
+            self._stop_planning(COMPILED)
+            return
+        # A static graph's reducer wants its first pass to be a synchronised one.
+        if self.require_backward_grad_sync or not self.static_graph:
+            self._end_step()
+        if self._driver is not None:
+            self._driver.forward_begins(batch_size(inputs))
 
-    def timelines(self) -> list[Timeline]:
-        """The last step on every rank, on one clock. Call it on every rank, between two steps."""
-        if self._recorder is None:
-            raise RequestError("nothing was noted; wrap the model with timeline=True")
-        return aligned_timelines(self._recorder, self.process_group, self._clock_offset_s)
+    def _end_step(self) -> None:
+        driver = self._driver
+        if driver is not None and self._engine is not None and self._engine.step_is_over():
+            driver.step_over()
+            if driver.is_over:
+                self._driver = None
+
+    def _stop_planning(self, why: str) -> None:
+        """Where all ranks come alike."""
+        self._end_step()  # so that all have been told the same
+        if self._driver is not None:
+            self._driver.stop(why)
+            self._driver = None
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Ranks that have run out of data cannot take part in planning, so it ends here."""
+        self._stop_planning("planning ends where join() begins")
+        has_hook = self._engine is not None and self._engine.sender is not None
+        if has_hook and not kwargs.get("divide_by_initial_world_size", True):
+            raise RequestError(
+                "with collective, compression, wire_dtype or timeline gradients are divided by the "
+                "number of all workers; leave out divide_by_initial_world_size=False"
+            )
+        hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
+        return hook if self._sparse is None else SettlingJoinHook(hook, self._sparse)
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """With a hook of the user's, planning ends: it may keep state for each bucket."""
+        if "_options" in self.__dict__:  # otherwise it is torch itself, for its mixed precision
+            options = self._options
+            named = options.collective != AUTO
+            if options.wire_dtype or options.compression or options.timeline or named:
+                raise RequestError(
+                    "there is one hook per wrapper, and collective, compression, wire_dtype or "
+                    "timeline need it; leave them out"
+                )
+            self._stop_planning("there is a communication hook")
+        super().register_comm_hook(state, hook)
 
     def sparse_state_dict(self) -> dict[str, Any]:
         """Residuals, velocities and schedule position of this rank, after the optimizer's step.
@@ -219,207 +312,29 @@ class DistributedDataParallel(TorchDDP):
             raise RequestError("nothing is sparsified; wrap the model with compression=GTopK(…)")
         return self._sparse
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        is_synced = self._before_forward(inputs, is_compiling=torch.compiler.is_compiling())
-        output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        if is_synced:
-            self._after_forward(output)
-        return output
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _before_forward(self, inputs: tuple[Any, ...], *, is_compiling: bool) -> bool:
-        """Whether gradients of this pass are synchronised."""
-        if self._sender is not None and self._sender.failure is not None:
-            raise self._sender.failure
-        if is_compiling:
-            self._stop_for_compiled()
-        is_synced: bool = torch.is_grad_enabled() and self.require_backward_grad_sync
-        if self._backward.has_begun and (is_synced or self._may_change_before_no_sync()):
-            self._backward.has_begun = False
-            self._begin_step(inputs)
-        if is_synced:
-            self._begin_pass()
-        return is_synced
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _after_forward(self, output: Any) -> None:
-        where = None
-        if self._sender is None:  # whose failures say more than this
-            where = f"rank {self.process_group.rank()}, step {self._step}"
-        self._backward.watch(output, where=where)
-        if self._recorder is not None:
-            self._recorder.backward()
-
-    def _may_change_before_no_sync(self) -> bool:
-        """A reducer remembers what was used without synchronising, so a step begins there.
-
-        Only a static graph's wants its first pass to be a synchronised one, and remembers nothing.
-        """
-        return torch.is_grad_enabled() and not self.static_graph
-
-    def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Ranks that have run out of data cannot take part in planning, so it ends here."""
-        if self._pilot is not None:
-            self._pilot.stop("planning ends where join() begins")
-        if self._sender is not None and not kwargs.get("divide_by_initial_world_size", True):
-            raise RequestError(
-                "with collective, compression, wire_dtype or timeline gradients are divided by the "
-                "number of all workers; leave out divide_by_initial_world_size=False"
-            )
-        hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
-        return hook if self._sparse is None else SettlingJoinHook(hook, self._sparse)
-
-    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """With a hook of the user's, planning ends: it may keep state for each bucket."""
-        if "_options" not in self.__dict__:  # torch itself, for its mixed precision
-            super().register_comm_hook(state, hook)
-            return
-        options = self._options
-        named = options.collective != "auto"
-        if options.wire_dtype or options.compression or options.timeline or named:
-            raise RequestError(
-                "there is one hook per wrapper, and collective, compression, wire_dtype or "
-                "timeline need it; leave them out"
-            )
-        if self._pilot is not None:
-            self._pilot.stop("there is a communication hook")
-        super().register_comm_hook(state, hook)
-        self._user_hook = (state, hook)
-
     def __getstate__(self) -> dict[str, Any]:
         """A copy has torch's own buckets and does not plan: threads and groups stay here."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        gone = ("_pilot", "_sender", "_sparse", "_thread", "_recorder", "_unchecked")
-        state |= dict.fromkeys((*gone, "_make_group", "_message_group", "_user_hook"))
-        state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}
         if self._sparse is not None:
             logger.warning("the copy of a sparsified wrapper sends all of its gradients")
-        return {**state, **self._torch_buckets}
+        gone = ("_session", "_driver", "_engine", "_sparse", "_recorder")
+        state |= dict.fromkeys(gone)
+        state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}
+        if self._engine is not None:
+            state["bucket_bytes_cap"] = self._engine.torch_cap_bytes
+        return state
 
-    def _begin_step(self, inputs: tuple[Any, ...]) -> None:
-        self._step += 1
-        if self._pilot is not None:
-            if self._pilot.may_change and is_compiled(self.module):
-                self._stop_for_compiled()
-            self._pilot.step(batch_size(inputs))
-        if self._sender is not None:
-            self._sender.step = self._step
-        self._check_buckets()
 
-    def _stop_for_compiled(self) -> None:
-        self._is_compiled = True
-        if self._pilot is not None:
-            self._pilot.stop(COMPILED)
-
-    def _begin_pass(self) -> None:
-        """Of the step's passes, the one whose gradients travel."""
-        if self._pilot is not None:
-            self._pilot.begin_pass()
-        if self._recorder is not None:
-            self._recorder.begin()
-
-    def _check_buckets(self) -> None:
-        """Once after each change, when torch has reported its buckets: are they as planned?"""
-        if self._unchecked is None or self._step < self._unchecked[0]:
-            return
-        if not torch_bucket_bytes(self):
-            return
-        planned = self._unchecked[1]
-        self._unchecked = None
-        try:
-            check_buckets(self, planned)
-        except PlanMismatch as difference:
-            if not (self._is_compiled or is_compiled(self.module)):
-                raise
-            logger.warning("compiled code yields gradients in its own order: %s", difference)
-
-    def _new_pilot(self, given: Plan | Recipe | None) -> Pilot:
-        # The pilot must not keep the wrapper alive: it has to die before its process group.
-        wrapper = weakref.ref(self)
-
-        def adopt(what: Candidate | Literal["one bucket", "torch's own"]) -> None:
-            live = wrapper()
-            if live is not None:
-                live._adopt(what)  # noqa: SLF001
-
-        return Pilot(
-            self._options,
-            module=self.module,
-            parameters=self._planned,
-            group=self.process_group,
-            make_group=self._make_group or partial(same_ranks, self.process_group),
-            adopt=adopt,
-            keeps_declared_order=self.find_unused_parameters and not self.static_graph,
-            torch_cap_mb=self._torch_cap_mb,
-            given=given,
-            sparse=self._sparse,
-        )
-
-    def _own_group(self) -> dist.ProcessGroup:
-        """For messages alone."""
-        if self._message_group is None:
-            backend = None if self._options.compression is None else "gloo"
-            make = self._make_group or partial(same_ranks, self.process_group, backend=backend)
-            self._message_group = make()
-        return self._message_group
-
-    def _adopt(self, what: Candidate | Literal["one bucket", "torch's own"]) -> None:
-        """Other buckets from now on."""
-        collectives: list[str] = []
-        caps_mb: list[float] = []
-        self._unchecked = None
-        bytes_of = {name: parameter.nbytes for name, parameter in self._planned.items()}
-        if what == "one bucket":
-            caps_mb = [sum(bytes_of.values()) / MIB + 1]
-        elif isinstance(what, Candidate):
-            collectives = [bucket.collective for bucket in what.plan.buckets]
-            planned = bucket_bytes(what.plan, bytes_of)
-            self._unchecked = (self._step + CHECKED_AFTER_STEPS, planned)
-            if not what.is_torchs:
-                caps_mb = bucket_caps_mb(what.plan, bytes_of)
-        if self.find_unused_parameters and not self.static_graph:
-            caps_mb = caps_mb[::-1]  # torch goes through the declaration, then turns it round
-        if caps_mb and max(caps_mb) < COMPILABLE_CAP_MB:
-            caps_mb = [*caps_mb, COMPILABLE_CAP_MB]  # of a bucket that nothing is left for
-        cap_mb = None if caps_mb else self._torch_cap_mb
-        swap_reducer(self, self._planned.values(), bucket_cap_mb=cap_mb, caps_mb=caps_mb)
-        plan = what.plan.buckets if isinstance(what, Candidate) else ()
-        self._hook(collectives, [bucket.tensors for bucket in plan])
-
-    def _hook(self, collectives: list[str], planned: Sequence[Sequence[str]] = ()) -> None:
-        """Only where torch's own all-reduce is not all that is wanted."""
-        if self._user_hook is not None:
-            super().register_comm_hook(*self._user_hook)
-            return
-        named = self._options.collective
-        if not collectives and named not in {"auto", "native"}:
-            collectives = [named] * len(self._planned)
-        needs_thread = self._sparse is not None or any(name != "native" for name in collectives)
-        if not needs_thread and self._options.wire_dtype is None and self._recorder is None:
-            self._sender = None
-            return
-        self._sender = BucketSender(
-            self.process_group,
-            collectives=collectives,
-            thread=self._communication_thread() if needs_thread else None,
-            wire_dtype=self._options.wire_dtype,
-            recorder=self._recorder,
-            sparse=self._planned_buckets(planned),
-            finds_unused=self.find_unused_parameters,
-        )
-        super().register_comm_hook(self._sender, send_bucket)
-
-    def _planned_buckets(self, planned: Sequence[Sequence[str]]) -> PlannedBuckets | None:
-        if self._sparse is None:
-            return None
-        return PlannedBuckets(self._sparse, self._communication_thread(), planned)
-
-    def _communication_thread(self) -> CommunicationThread:
-        if self._thread is None:
-            self._thread = CommunicationThread(Communicator(self._own_group()))
-            # Not at exit: a thread that waits for a dead peer would keep the script from ending.
-            weakref.finalize(self, self._thread.close).atexit = False
-        return self._thread
+def _close(
+    driver: Driver | None, messages: Channel | None, calibrating: Channel | None, log: FailedPassLog
+) -> None:
+    """Who uses something goes before it."""
+    log.close()
+    if driver is not None:
+        driver.close()
+    for channel in (messages, calibrating):
+        if channel is not None:
+            channel.close()
 
 
 def _named(torch_arguments: tuple[Any, ...]) -> dict[str, Any]:

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from msgspec import Struct
 from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
 
 from gradweave import collectives
 from gradweave.errors import RequestError
 from gradweave.plan import Plan
 from gradweave.planning import WITHOUT_OVERLAP, find_planner
-from gradweave.runtime.buckets import modules_with_sparse_gradients
+from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.sparse.settings import Sparse
+from gradweave.torch_internals import FOR_OTHER_BUCKETS, has_optimizer_in_backward, missing
 from gradweave.words import parse_spec
 
 AUTO = "auto"
@@ -81,6 +81,19 @@ def is_whole(compression: Sparse | None) -> bool:
     return compression is not None and compression.whole_model
 
 
+def needs_channel(options: Options, plan: Plan | None) -> bool:
+    """Whether some messages cannot travel on the user's group."""
+    named = () if plan is None else [bucket.collective for bucket in plan.buckets]
+    return options.compression is not None or not {options.collective, *named} <= {AUTO, "native"}
+
+
+def priced_collective(options: Options) -> str | None:
+    """The only one whose price planning needs; None where it may choose."""
+    if options.compression is not None:
+        return "native"
+    return None if options.collective == AUTO else options.collective
+
+
 def check_whole_model(plan: object) -> None:
     if plan is not None:
         raise RequestError(
@@ -118,14 +131,6 @@ def _check_collective(name: str, others: Sequence[str] = ()) -> None:
         raise RequestError(f"no collective {name!r}; there are {', '.join(known)}")
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """The model or a part of it, by torch.compile or by its own method."""
-    return any(
-        isinstance(part, OptimizedModule) or part._compiled_call_impl is not None  # noqa: SLF001
-        for part in module.modules()
-    )
-
-
 def why_unplannable(
     module: nn.Module,
     parameters: Mapping[str, nn.Parameter],
@@ -134,13 +139,14 @@ def why_unplannable(
     """Why torch's own buckets stay, in words; None where there can be others."""
     kinds = {(str(p.dtype), str(p.device)) for p in parameters.values()}
     names = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+    lack = missing(FOR_OTHER_BUCKETS)
     given = [name for name in UNPLANNABLE if torch_options.get(name) is not None]
     reasons = {
         f"{', '.join(given)} is given": bool(given),
         f"torch buckets each type and device by itself, and there are {names}": len(kinds) > 1,
         "sparse gradients travel by themselves": any(modules_with_sparse_gradients(module)),
-        "an optimizer runs in backward": any(
-            hasattr(p, "_in_backward_optimizers") for p in parameters.values()
-        ),
+        "an optimizer runs in backward": any(map(has_optimizer_in_backward, parameters.values())),
+        "no parameter has elements": not any(p.numel() for p in parameters.values()),
+        lack or "": lack is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

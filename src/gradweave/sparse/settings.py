@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from gradweave.compression import Compression
 from gradweave.errors import RequestError
 from gradweave.sparse.exchange import find_exchange
 from gradweave.sparse.select import find_selection
@@ -59,6 +60,10 @@ class Sparse:
     def density_at(self, step: int) -> float:
         return self.density.at(step) if isinstance(self.density, Densities) else self.density
 
+    def compression_at(self, step: int) -> Compression:
+        """As plans have it, with the density of this step."""
+        return Compression(method=self.exchange, density=self.density_at(step))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GTopK(Sparse):
@@ -76,3 +81,9 @@ class TopK(Sparse):
     exchanges: ClassVar[str] = "topk"
 
     exchange: str = "topk"
+
+
+def settings_for(compression: Compression) -> Sparse:
+    """What does as plans have it."""
+    kind = TopK if compression.method == "topk" else GTopK
+    return kind(density=compression.density, exchange=compression.method)

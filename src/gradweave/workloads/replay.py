@@ -114,7 +114,7 @@ class Replay(nn.Module):
     def _owner(self, path: str) -> nn.Module:
         owner: nn.Module = self
         for name in filter(None, path.split(".")):
-            if name not in owner._modules:  # noqa: SLF001 an attribute of that name is no module
+            if name not in dict(owner.named_children()):  # an attribute of that name is no module
                 owner.add_module(name, _Layer())
             owner = owner.get_submodule(name)
         return owner

@@ -1,6 +1,7 @@
-"""The plans worth trying: what the model of the network holds best, and what torch would do."""
+"""The plans worth trying: what the model of the network holds best, and what goes without one."""
 
-from itertools import repeat
+from collections.abc import Sequence
+from itertools import chain, repeat
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from gradweave.costs.cost import FloatArray
 from gradweave.network import Network
 from gradweave.plan import Bucket, Plan, merge
 from gradweave.planning import make_plan
-from gradweave.planning.baselines import closed_at, torch_caps
+from gradweave.planning.baselines import closed_at
 from gradweave.simulation import simulate
 from gradweave.simulation.iteration import bucket_bytes
 from gradweave.trace import Trace
@@ -27,7 +28,7 @@ WORTH_A_THREAD = 0.10
 class Candidate(Struct, frozen=True, kw_only=True):
     plan: Plan
     predicted_s: float
-    is_torchs: bool = False  # torch's own buckets, by torch's own rule
+    is_baseline: bool = False  # what would be sent without planning
 
 
 def shortlist(
@@ -37,13 +38,13 @@ def shortlist(
     workers: int,
     planner: str,
     collectives: tuple[str, ...],
-    torchs_lengths: list[int],
+    baseline_lengths: list[int],
     compression: Compression | None = None,
     passes: Passes = "backward",
 ) -> list[Candidate]:
-    """The planner's plan first, torch's last; plans with the same buckets stand once.
+    """The planner's plan first, the baseline last; plans with the same buckets stand once.
 
-    ``torchs_lengths`` are how many tensors torch would put into each bucket by itself.
+    ``baseline_lengths`` are how many tensors each bucket would hold without planning.
     """
 
     def planned(name: str) -> Plan:
@@ -64,9 +65,9 @@ def shortlist(
         timeline = simulate(trace, plan, network, workers=workers)
         return Candidate(plan=plan, predicted_s=timeline.iteration_s)
 
-    torchs_own = merge(
+    unplanned = merge(
         trace,
-        torchs_lengths,
+        baseline_lengths,
         planner="ddp",
         collective=collectives[0],
         compression=compression,
@@ -79,21 +80,22 @@ def shortlist(
     best_uniform = min(uniform, key=lambda one: one.predicted_s)
     found = [*(candidate(planned(name)) for name in names), best_uniform]
     unique = {one.plan.buckets: one for one in reversed(found)}
-    torchs = candidate(torchs_own)
-    unique.pop(torchs.plan.buckets, None)
-    return [*reversed(unique.values()), replace(torchs, is_torchs=True)]
+    baseline = candidate(unplanned)
+    unique.pop(baseline.plan.buckets, None)
+    return [*reversed(unique.values()), replace(baseline, is_baseline=True)]
 
 
-def torch_lengths(trace: Trace, *, bucket_cap_mb: float | None, is_declared: bool) -> list[int]:
-    """How torch buckets by itself: 1 MiB and then 25 MiB, or all of one size where one is given.
+def unplanned_lengths(
+    sizes: Sequence[int], *, caps_bytes: tuple[int, int], is_declared: bool
+) -> list[int]:
+    """How many of these tensors torch puts into each bucket, of whose caps the first differs.
 
     Where it keeps the order of declaration it walks through that from its beginning, and sends the
-    buckets from the last to the first; the trace then stands in reversed declaration order.
+    buckets from the last to the first; the sizes then stand in reversed declaration order.
     """
     order = -1 if is_declared else 1
-    sizes = [tensor.nbytes for tensor in trace.tensors][::order]
-    caps = torch_caps() if bucket_cap_mb is None else repeat(int(bucket_cap_mb * MIB))
-    return closed_at(sizes, caps)[::order]
+    first, others = caps_bytes
+    return closed_at(sizes[::order], chain([first], repeat(others)))[::order]
 
 
 def with_best_collectives(

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -44,20 +44,21 @@ def given_plan(
     return None
 
 
-def check_passes(given: Plan | Recipe | None) -> None:
-    """torch's wrapper sends nothing beside forward."""
-    plan = given.plan if isinstance(given, Recipe) else given
-    if plan is not None and plan.passes == "both":
-        raise RequestError(
-            "the plan is one for both passes; wrap the model with ShardedDataParallel, or plan for "
-            "backward"
-        )
+def plan_in(given: Plan | Recipe | None) -> Plan | None:
+    """What of it is to be carried out."""
+    return given.plan if isinstance(given, Recipe) else given
 
 
-def require_fit(plan: Plan, parameters: Collection[str], group: dist.ProcessGroup) -> None:
-    """Raise PlanMismatch unless it is for this model, and the same on all ranks."""
+def require_fit(
+    plan: Plan, parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup
+) -> None:
+    """Raise PlanMismatch unless it is for this model, and the same on all ranks.
+
+    Parameters without elements send nothing, and may be left out.
+    """
     planned = {name for bucket in plan.buckets for name in bucket.tensors}
-    if missing := sorted(set(parameters) - planned):
+    needed = {name for name, parameter in parameters.items() if parameter.numel()}
+    if missing := sorted(needed - planned):
         raise PlanMismatch(
             f"{len(missing)} parameters of the model are in no bucket, first {missing[0]!r}; "
             "this is a plan for another model"

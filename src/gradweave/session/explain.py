@@ -1,40 +1,46 @@
 """What happened to a wrapped model, in a few sentences."""
 
+from collections.abc import Sequence
+
 from gradweave.network import Network
 from gradweave.plan import Plan
-from gradweave.runtime.findings import Findings
-from gradweave.runtime.trials import Trial
+from gradweave.session.findings import Findings, Stage
+from gradweave.session.trials import Trial
 from gradweave.simulation import simulate
 from gradweave.trace import Trace
 
 
-def explanation(found: Findings | None, why_unplanned: str | None, *, workers: int) -> str:
-    if found is None:
-        return f"torch's own buckets stay: {why_unplanned}."
+def explanation(found: Findings, *, workers: int, baseline: str = "torch's own buckets") -> str:
+    """Say how messages travel and why so; ``baseline`` is what travels without a plan."""
     worth = [] if found.worth is None else [str(found.worth)]
-    return "\n".join([*_how(found, workers), *worth])
+    return "\n".join([*_how(found, workers, baseline), *worth])
 
 
-def _how(found: Findings, workers: int) -> list[str]:
+def _how(found: Findings, workers: int, baseline: str) -> list[str]:
     """How messages travel, and why so."""
     if found.is_whole:
         unknown = [] if found.note is None else [f"Whether that pays is unknown: {found.note}."]
         return ["The whole model travels as one sparse message.", *unknown]
     plan = found.plan
-    if plan is not None and found.stage == "warming up":
+    if plan is not None and found.stage is Stage.WARMING_UP:
         return [f"{_buckets(plan)}, planned by {plan.planner}, until the density is the last one."]
-    if found.stage != "settled":
+    if found.stage is not Stage.SETTLED:
         return [f"No plan yet: {found.stage}."]
     if plan is None:
-        return [f"torch's own buckets stay: {found.note}."]
+        return [f"{baseline} stay: {found.note}."]
     if found.trace is None or found.network is None or not found.trials:
         how = "as given" if found.is_given else f"planned by {plan.planner}"
         return [f"{_buckets(plan)}, {how}."]
-    return _chosen(found.trials, plan, found.trace, found.network, workers)
+    return _chosen(found.trials, plan, found.trace, found.network, workers, baseline)
 
 
 def _chosen(
-    trials: list[Trial], plan: Plan, trace: Trace, network: Network, workers: int
+    trials: Sequence[Trial],
+    plan: Plan,
+    trace: Trace,
+    network: Network,
+    workers: int,
+    baseline: str,
 ) -> list[str]:
     measured = (
         f"Measured: {len(trace.tensors)} gradients, {trace.nbytes.sum() / 1e6:.1f} MB; "
@@ -44,25 +50,25 @@ def _chosen(
     lines = [measured]
     for trial in trials:
         tried = trial.candidate.plan
-        name = "torch's own" if trial.candidate.is_torchs else tried.planner
+        name = baseline if trial.candidate.is_baseline else tried.planner
         times = " and ".join(f"{taken_s * 1e3:.1f}" for taken_s in trial.rounds_s)
         lines.append(
             f"Tried: {name}, {_buckets(tried)}: predicted "
             f"{trial.candidate.predicted_s * 1e3:.1f} ms an iteration, a step took "
             f"{times} ms{' (chosen)' if tried == plan else ''}."
         )
-    torchs = next(trial for trial in trials if trial.candidate.is_torchs)
+    unplanned = next(trial for trial in trials if trial.candidate.is_baseline)
     chosen = next(trial for trial in trials if trial.candidate.plan == plan)
     before_s, now_s = (
         simulate(trace, one, network, workers=workers).exposed_s
-        for one in (torchs.candidate.plan, plan)
+        for one in (unplanned.candidate.plan, plan)
     )
     lines.append(f"Chosen: {_buckets(plan)}, planned by {plan.planner}.")
-    ratio = torchs.step_s / chosen.step_s
-    lines.append(f"A step is {ratio:.2f}x as fast as with torch's own buckets.")
+    ratio = unplanned.step_s / chosen.step_s
+    lines.append(f"A step is {ratio:.2f}x as fast as with {baseline}.")
     lines.append(
-        f"Communication that nothing hides, predicted: {before_s * 1e3:.1f} ms with torch's own "
-        f"buckets, {now_s * 1e3:.1f} ms now."
+        f"Communication that nothing hides, predicted: {before_s * 1e3:.1f} ms with {baseline}, "
+        f"{now_s * 1e3:.1f} ms now."
     )
     return lines
 

@@ -1,0 +1,129 @@
+"""What a wrapper measures with while a session plans."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from gradweave.comm.channel import Channel
+from gradweave.costs.sparse import BYTES_PER_ELEMENT
+from gradweave.errors import RequestError
+from gradweave.runtime.calibration import Calibration
+from gradweave.runtime.noticeboard import Noticeboard
+from gradweave.runtime.survey import Survey
+from gradweave.session.commands import CompressionPrice, Failed, PriceCompression
+from gradweave.sparse.timing import exchange_cost, selection_s_per_element
+from gradweave.sparse.training import SparseTraining
+from gradweave.words import Passes
+
+
+class Instruments:
+    """Records, calibrates and prices compression; made on every rank, where all come alike.
+
+    ``channels`` are for calibrating, ``sending`` is where sparse messages travel.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: dict[str, nn.Parameter],
+        board: Noticeboard,
+        channels: Sequence[Channel],
+        *,
+        collective: str | None,
+        passes: Passes = "backward",
+        keeps_declared_order: bool = False,
+        sparse: SparseTraining | None = None,
+        sending: Channel | None = None,
+    ) -> None:
+        self._module, self._parameters = module, parameters
+        self._board, self._channels = board, channels
+        self._collective, self._passes = collective, passes
+        self._keeps_declared_order = keeps_declared_order
+        self._sparse, self._sending = sparse, sending
+        self._surveys = 0
+
+    def survey(self, least_steps: int) -> Survey:
+        widths = {parameter.element_size() for parameter in self._parameters.values()}
+        if self._sparse is not None and widths != {BYTES_PER_ELEMENT}:
+            raise RequestError("sparse messages have a price for gradients of 4 bytes only")
+        self._surveys += 1
+        calibration = Calibration(
+            self._channels,
+            self._board.turns(f"calibration {self._surveys}"),
+            collective=self._collective,
+            passes=self._passes,
+            model_bytes=sum(parameter.nbytes for parameter in self._parameters.values()),
+        )
+        return Survey(
+            self._module,
+            self._parameters,
+            calibration,
+            least_steps=least_steps,
+            keeps_declared_order=self._keeps_declared_order,
+        )
+
+    def pricing(self, command: PriceCompression) -> "Pricing":
+        assert self._sparse is not None
+        assert self._sending is not None
+        return Pricing(command, self._parameters, self._sparse, self._sending)
+
+    def training_step(self) -> int:
+        """The number of the step that comes next, as warm-ups count them."""
+        return 0 if self._sparse is None else self._sparse.step
+
+    def close(self) -> None:
+        """Also the groups, unless messages have come to travel there."""
+        for channel in self._channels:
+            if not channel.is_sending:
+                channel.close()
+
+
+class Pricing:
+    """What compression costs here, measured where messages travel, between two of them."""
+
+    def __init__(
+        self,
+        command: PriceCompression,
+        parameters: dict[str, nn.Parameter],
+        sparse: SparseTraining,
+        sending: Channel,
+    ) -> None:
+        self._compression, self._parameters, self._sparse = command.compression, parameters, sparse
+        self._found: CompressionPrice | Failed | None = None
+        sending.thread().submit_task(self._run, torch.empty(0))
+
+    def _run(self) -> None:
+        density = self._compression.density
+        try:
+            self._found = CompressionPrice(
+                selection_s_per_element(
+                    sum(parameter.numel() for parameter in self._parameters.values()),
+                    like=next(iter(self._parameters.values())),
+                    density=density,
+                    settings=self._sparse.settings,
+                ),
+                exchange_cost(
+                    self._sparse.sparsifier.exchanger,
+                    exchange=self._sparse.settings.exchange,
+                    density=density,
+                ),
+            )
+        except Exception as error:  # noqa: BLE001 messages go on, and the session is told
+            self._found = Failed(f"pricing compression failed: {error}")
+
+    def forward_begins(self, batch_size: int) -> None:
+        """Nothing to note."""
+
+    def step_over(self) -> None:
+        """It goes on by itself."""
+
+    def part(self) -> CompressionPrice | Failed | None:
+        return self._found
+
+    def agreed(self, parts: Sequence[CompressionPrice]) -> CompressionPrice:
+        slowest_s = max(part.selection_s_per_element for part in parts)
+        return CompressionPrice(slowest_s, parts[0].exchange)
+
+    def close(self) -> None:
+        """It ends by itself."""

@@ -1,0 +1,71 @@
+"""What every wrapper tells about itself."""
+
+import torch
+import torch.distributed as dist
+
+from gradweave.errors import RequestError
+from gradweave.measure.spans import SpanRecorder, aligned_timelines
+from gradweave.plan import Plan
+from gradweave.recipe import Recipe
+from gradweave.runtime.plan_source import device_name
+from gradweave.session.explain import explanation
+from gradweave.session.findings import Findings, Stage
+from gradweave.session.session import Session
+from gradweave.timeline import Timeline
+
+
+class Planned:
+    """A wrapper that plans itself: what it has found, and what it does."""
+
+    process_group: dist.ProcessGroup
+    _session: Session | None  # None: nothing is planned, for this reason
+    _why_unplanned: str | None
+    _baseline: str  # what is sent without a plan, in words
+    _device: torch.device
+    _recorder: SpanRecorder | None
+    _clock_offset_s: float
+
+    @property
+    def plan(self) -> Plan | None:
+        """What is carried out; None while it is being found, and where nothing is planned.
+
+        While densities warm up it is the best one for the present density.
+        """
+        return self.findings().plan
+
+    def findings(self) -> Findings:
+        """What planning has found out so far."""
+        if self._session is None:
+            return Findings(stage=Stage.SETTLED, note=self._why_unplanned)
+        return self._session.findings
+
+    def explain(self) -> str:
+        """What was measured, what was tried, what was chosen, what it gains."""
+        return explanation(
+            self.findings(), workers=self.process_group.size(), baseline=self._baseline
+        )
+
+    def recipe(self) -> Recipe:
+        """What a restart can be given as ``plan``."""
+        return self.findings().recipe(
+            workers=self.process_group.size(),
+            device=device_name(self._device),
+            why_not=self.explain(),
+        )
+
+    def timeline(self) -> Timeline:
+        """The last step as this rank saw it."""
+        return self._recorded().timeline()
+
+    def timelines(self) -> list[Timeline]:
+        """The last step on every rank, on one clock. Call it on every rank, between two steps.
+
+        Where parameters are gathered, that is from the end of the step before, which is where
+        forward begins then.
+        """
+        return aligned_timelines(self._recorded(), self.process_group, self._clock_offset_s)
+
+    def _recorded(self) -> SpanRecorder:
+        if self._recorder is None:
+            raise RequestError("nothing was noted; wrap the model with timeline=True")
+        return self._recorder

@@ -1,0 +1,89 @@
+"""torch's own reducer as an engine: it is given exactly the buckets of a plan."""
+
+import weakref
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from gradweave.plan import Plan
+from gradweave.runtime.transports import BucketSender, Transports, send_bucket
+from gradweave.session.candidates import unplanned_lengths
+from gradweave.session.commands import Layout
+from gradweave.torch_internals import (
+    has_reduced_since,
+    replace_reducer,
+    require_finished_reduction,
+    restore_reducer,
+    torch_caps_bytes,
+)
+from gradweave.words import MIB
+
+# torch.compile refuses wrappers whose largest cap is smaller.
+COMPILABLE_BYTES = 1 * MIB
+
+
+class ReducerEngine:
+    """Other buckets for a live wrapper, and whether its gradients have been averaged."""
+
+    def __init__(
+        self, ddp: TorchDDP, parameters: dict[str, nn.Parameter], transports: Transports
+    ) -> None:
+        self.sender: BucketSender | None = None  # None: torch sends by itself
+        self._ddp = weakref.ref(ddp)  # which must die before its process group
+        self._parameters, self._transports = parameters, transports
+        self.torch_cap_bytes: int = ddp.bucket_bytes_cap
+        self._noted: list[int] = []
+
+    def step_is_over(self) -> bool:
+        """Whether there was a synchronised backward pass since this was asked last."""
+        is_over, self._noted = has_reduced_since(self._live, self._noted)
+        return is_over
+
+    def install(self, buckets: Plan | Layout, order: tuple[str, ...] = ()) -> None:
+        """From the next pass on; ``order`` is what torch's own buckets follow, if it is known."""
+        ddp = self._live
+        require_finished_reduction(ddp)
+        plan = buckets if isinstance(buckets, Plan) else None
+        if buckets is Layout.ORIGINAL and not order:
+            restore_reducer(ddp, self._parameters)
+        else:
+            names = self._names(buckets, order)
+            replace_reducer(ddp, self._parameters, names)
+        ddp.bucket_bytes_cap = self.torch_cap_bytes if plan is None else self._largest(plan)
+        self._noted = []
+        self.register_sender(plan)
+
+    def register_sender(self, plan: Plan | None = None) -> None:
+        """Have a new reducer's buckets travel as the plan says."""
+        self.sender = self._transports.sender_for(plan)
+        if self.sender is not None:
+            # torch's own: the wrapper's takes hooks of the user's, which end planning.
+            TorchDDP.register_comm_hook(self._live, self.sender, send_bucket)
+
+    def _names(self, buckets: Plan | Layout, order: tuple[str, ...]) -> list[list[str]]:
+        with_elements = {name for name, p in self._parameters.items() if p.numel()}
+        if isinstance(buckets, Plan):
+            return [list(bucket.tensors) for bucket in buckets.buckets]
+        backwards = [name for name in reversed(self._parameters) if name in with_elements]
+        if buckets is Layout.ONE_BUCKET:
+            return [backwards]
+        first = [name for name in order if name in with_elements]
+        names = first + [name for name in backwards if name not in set(first)]
+        lengths = unplanned_lengths(
+            [self._parameters[name].nbytes for name in names],
+            caps_bytes=torch_caps_bytes(self._live),
+            is_declared=self._live.find_unused_parameters and not self._live.static_graph,
+        )
+        left = iter(names)
+        return [[next(left) for _ in range(length)] for length in lengths]
+
+    def _largest(self, plan: Plan) -> int:
+        """What torch.compile splits its graph by."""
+        sizes = (sum(self._parameters[n].nbytes for n in b.tensors) for b in plan.buckets)
+        return max(COMPILABLE_BYTES, *sizes)
+
+    @property
+    def _live(self) -> TorchDDP:
+        ddp = self._ddp()
+        assert ddp is not None, "the wrapper calls its engine"
+        return ddp

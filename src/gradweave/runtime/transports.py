@@ -1,0 +1,258 @@
+"""How the buckets of torch's wrapper travel: by the backend itself, or in a way of ours.
+
+No ``from __future__ import annotations`` here: torch looks at a hook's annotations.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import JoinHook
+
+from gradweave.comm.channel import Channel
+from gradweave.errors import CollectiveError
+from gradweave.measure.spans import SpanRecorder
+from gradweave.plan import Plan
+from gradweave.runtime.options import AUTO, Options
+from gradweave.sparse.training import SparseTraining
+from gradweave.torch_internals import changes_in_place, is_in_backward, when_backward_ends
+
+logger = logging.getLogger(__name__)
+
+Done = torch.futures.Future[Any]
+
+
+class Transport(Protocol):
+    """Averages a bucket over the ranks, in place; the future is done when that is."""
+
+    def average(
+        self, gradient: torch.Tensor, parameters: Sequence[nn.Parameter], *, bucket: int
+    ) -> Done: ...
+
+    def name_of(self, bucket: int) -> str:
+        """For people."""
+        ...
+
+
+class DenseTransport:
+    """Whole gradients, each bucket by its collective, perhaps narrower on the wire.
+
+    Without a plan's ``collectives`` all go by the one that is ``named``.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        collectives: Sequence[str],
+        named: str,
+        channel: Channel | None,
+        wire_dtype: torch.dtype | None,
+    ) -> None:
+        self._group, self._collectives, self._named = group, collectives, named
+        self._channel, self._wire_dtype = channel, wire_dtype
+
+    def name_of(self, bucket: int) -> str:
+        return self._collectives[bucket] if self._collectives else self._named
+
+    def average(
+        self, gradient: torch.Tensor, parameters: Sequence[nn.Parameter], *, bucket: int
+    ) -> Done:
+        del parameters
+        gradient.div_(self._group.size())  # before the sum: a narrow type would overflow
+        if self._wire_dtype is None:
+            return self._sum(gradient, bucket)
+        message = gradient.to(self._wire_dtype)
+
+        def widen(summed: Done) -> None:
+            summed.value()
+            gradient.copy_(message)
+
+        return self._sum(message, bucket).then(widen)
+
+    def _sum(self, message: torch.Tensor, bucket: int) -> Done:
+        collective = self.name_of(bucket)
+        if collective == "native":
+            return self._group.allreduce([message]).get_future()
+        assert self._channel is not None, "who names a collective gives a channel for it"
+        return self._channel.thread().submit("all-reduce", message, collective=collective)
+
+
+class SparseTransport:
+    """Only the largest elements; what waits in residuals belongs to one wrapper for its life."""
+
+    def __init__(self, training: SparseTraining, channel: Channel) -> None:
+        self._training, self._channel = training, channel
+
+    def name_of(self, bucket: int) -> str:
+        del bucket
+        return self._training.settings.exchange
+
+    def average(
+        self, gradient: torch.Tensor, parameters: Sequence[nn.Parameter], *, bucket: int
+    ) -> Done:
+        if bucket == 0:  # not at a forward pass: ranks that have left a join() have none
+            self._training.begin_step(is_idle=not is_in_backward())
+        names = self._training.names_of(parameters)
+        average = partial(self._training.average, gradient, names)
+        return self._channel.thread().submit_task(average, gradient)
+
+
+class BucketSender:
+    """What torch's hook needs to know, and the failure that the wrapper raises at its next forward.
+
+    ``writes_unused``: residuals travel also for parameters that no rank has used, whose gradients
+    torch leaves alone where it looks for such parameters.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        rank: int,
+        recorder: SpanRecorder | None = None,
+        writes_unused: bool = False,
+    ) -> None:
+        self.transport, self.recorder, self.writes_unused = transport, recorder, writes_unused
+        self.failure: CollectiveError | None = None
+        self._rank, self._step = rank, 0
+
+    def raise_failure(self) -> None:
+        """torch says nothing clear of what went wrong in a hook, and goes on."""
+        if self.failure is not None:
+            raise self.failure
+
+    def note_step(self, bucket: int) -> None:
+        self._step += bucket == 0
+
+    def failed(self, bucket: int, error: Exception) -> CollectiveError:
+        self.failure = CollectiveError(
+            f"rank {self._rank}, step {self._step}, bucket {bucket + 1} by "
+            f"{self.transport.name_of(bucket)}: {error}"
+        )
+        logger.error("%s", self.failure)
+        return self.failure
+
+
+def send_bucket(
+    state: BucketSender,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over the ranks: the communication hook that torch calls."""
+    number, parameters = bucket.index(), bucket.parameters()
+    gradient: torch.Tensor = bucket.buffer()
+    recorder = state.recorder
+    ready_s = 0.0 if recorder is None else recorder.ready()
+    state.note_step(number)
+
+    def finish(future: Done) -> torch.Tensor:
+        try:
+            future.value()
+        except Exception as error:
+            raise state.failed(number, error) from error
+        if recorder is not None:
+            recorder.done(ready_s, parameters, gradient.nbytes)
+        return gradient
+
+    try:
+        sent = state.transport.average(gradient, parameters, bucket=number)
+        if state.writes_unused and is_in_backward():
+            _after_torch(partial(_write_left_out, _before(parameters, bucket.gradients())))
+    except Exception as error:
+        raise state.failed(number, error) from error
+    return sent.then(finish)
+
+
+class Transports:
+    """Chooses how the buckets of one wrapper travel, plan by plan."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        options: Options,
+        channel: Channel | None,
+        recorder: SpanRecorder | None = None,
+        sparse: SparseTraining | None = None,
+        finds_unused: bool = False,
+    ) -> None:
+        self._group, self._channel, self._recorder = group, channel, recorder
+        self._wire_dtype = options.wire_dtype
+        self._named = "native" if options.collective == AUTO else options.collective
+        self._sparse, self._finds_unused = sparse, finds_unused
+
+    def sender_for(self, plan: Plan | None) -> BucketSender | None:
+        """None where torch's own all-reduce is all that is wanted."""
+        if self._sparse is not None:
+            assert self._channel is not None, "sparse messages travel on a channel of their own"
+            return BucketSender(
+                SparseTransport(self._sparse, self._channel),
+                rank=self._group.rank(),
+                recorder=self._recorder,
+                writes_unused=self._finds_unused,
+            )
+        collectives = [] if plan is None else [bucket.collective for bucket in plan.buckets]
+        is_native = set(collectives or [self._named]) == {"native"}
+        if is_native and self._wire_dtype is None and self._recorder is None:
+            return None
+        transport = DenseTransport(
+            self._group,
+            collectives=collectives,
+            named=self._named,
+            channel=self._channel,
+            wire_dtype=self._wire_dtype,
+        )
+        return BucketSender(transport, rank=self._group.rank(), recorder=self._recorder)
+
+
+class _BucketPart(NamedTuple):
+    """A parameter's part of a bucket, and its gradient before torch writes it."""
+
+    parameter: nn.Parameter
+    averaged: torch.Tensor
+    gradient: torch.Tensor | None
+    changes: int
+
+
+def _before(parameters: list[nn.Parameter], parts: list[torch.Tensor]) -> list[_BucketPart]:
+    gradients = [parameter.grad for parameter in parameters]
+    changes = [0 if gradient is None else changes_in_place(gradient) for gradient in gradients]
+    return [_BucketPart(*part) for part in zip(parameters, parts, gradients, changes, strict=True)]
+
+
+def _after_torch(callback: Callable[[], None]) -> None:
+    """When the backward pass under way is over, and torch's wrapper has written all gradients."""
+    # torch asks for its own call when the last bucket has been sent.
+    when_backward_ends(partial(when_backward_ends, callback))
+
+
+def _write_left_out(parts: list[_BucketPart]) -> None:
+    for parameter, averaged, gradient, changes in parts:
+        now = parameter.grad
+        if now is None:
+            if averaged.any():
+                parameter.grad = averaged.clone()
+        elif (
+            now is gradient
+            and changes_in_place(now) == changes
+            and now.data_ptr() != averaged.data_ptr()
+        ):
+            now.copy_(averaged)  # which has what was there: torch puts that into the bucket
+
+
+class SettlingJoinHook(JoinHook):
+    """torch's, for ranks that run out of data, and a last sparse step that all ranks agree on."""
+
+    def __init__(self, torchs: JoinHook, sparse: SparseTraining) -> None:
+        self._torchs, self._sparse = torchs, sparse
+
+    def main_hook(self) -> None:
+        self._torchs.main_hook()
+
+    def post_hook(self, is_last_joiner: bool) -> None:  # noqa: FBT001
+        self._sparse.settle(is_idle=not is_last_joiner)
+        self._torchs.post_hook(is_last_joiner)

@@ -1,0 +1,237 @@
+"""The one home for torch's private names: what each is for, and what happens where it is gone.
+
+Everything else in this package uses what torch documents. `tests/test_architecture.py` looks for
+private names elsewhere. ``missing`` says which of them this version of torch lacks; whoever needs
+one asks it when a model is wrapped, and says so in one line instead of failing somewhere inside.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.autograd.variable import Variable
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from gradweave.errors import RequestError
+
+# Names that a feature cannot do without, as paths from the module `torch`.
+FOR_OTHER_BUCKETS = (
+    "distributed.Reducer.get_backward_stats",
+    "distributed.Reducer._rebuild_buckets",
+    "distributed.Logger.set_construction_data_and_log",
+    "nn.parallel.DistributedDataParallel._ddp_init_helper",
+    "nn.parallel.DistributedDataParallel._check_reducer_finalized",
+)
+FOR_BACKWARD_CALLBACKS = (
+    "autograd.Variable._execution_engine.queue_callback",
+    "_C._current_graph_task_id",
+)
+
+
+def missing(names: Iterable[str]) -> str | None:
+    """Say in words which of these names this torch lacks; None where it has them all."""
+    for name in names:
+        try:
+            attrgetter(name)(torch)
+        except AttributeError:
+            return f"torch {torch.__version__} has no torch.{name}, which this needs"
+    return None
+
+
+def require(names: Iterable[str]) -> None:
+    """Raise RequestError unless this torch has all of these names."""
+    if (lack := missing(names)) is not None:
+        raise RequestError(f"{lack}; use a version of torch that gradweave supports")
+
+
+# --- The reducer of torch's wrapper -------------------------------------------------------------
+
+
+class PlannedReducer(dist.Reducer):  # type: ignore[misc]
+    """A reducer that keeps the buckets it was made with.
+
+    torch's own makes others after its first pass, from the order in which gradients came, and
+    broadcasts them over the user's group inside of forward: ranks that evaluate by themselves would
+    meet that with something else.
+    """
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def replace_reducer(
+    ddp: TorchDDP, parameters: Mapping[str, nn.Parameter], buckets: Sequence[Sequence[str]]
+) -> None:
+    """Give a live wrapper exactly these buckets, by parameters' names, from its next pass on.
+
+    The wrapper keeps its hooks, submodules and flags, which running its constructor again would
+    drop; only communication hooks belong to a reducer, and must be registered again.
+    """
+    names = [name for bucket in buckets for name in bucket]
+    place = {name: number for number, name in enumerate(names)}
+    in_order = [parameters[name] for name in names]
+    with all_requiring_grad(in_order):
+        reducer = PlannedReducer(
+            in_order,
+            [[place[name] for name in bucket] for bucket in buckets],
+            [sum(parameters[name].nbytes for name in bucket) for bucket in buckets],
+            ddp.process_group,
+            expect_sparse_gradients=[False] * len(names),
+            find_unused_parameters=ddp.find_unused_parameters,
+            gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+            param_to_name_mapping=dict(enumerate(names)),
+            **_known_options(ddp),
+        )
+    _give_reducer(ddp, reducer)
+
+
+def restore_reducer(ddp: TorchDDP, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Give a live wrapper a reducer of torch's own, as when it was made."""
+    with all_requiring_grad(parameters.values()):
+        ddp._ddp_init_helper(  # type: ignore[no-untyped-call]  # noqa: SLF001
+            list(parameters.values()),
+            [False] * len(parameters),
+            dict(enumerate(parameters)),
+            ddp.static_graph,
+        )
+    ddp._has_rebuilt_buckets = False  # noqa: SLF001
+    _after_new_reducer(ddp)
+
+
+def _known_options(ddp: TorchDDP) -> dict[str, Any]:
+    """Options of reducers that not every version of torch has, with what the wrapper was given."""
+    signature = dist.Reducer.__init__.__doc__ or ""
+    names = ("skip_all_reduce_unused_params", "batched_grad_copy")
+    return {name: getattr(ddp, name) for name in names if f" {name}:" in signature}
+
+
+def _give_reducer(ddp: TorchDDP, reducer: dist.Reducer) -> None:  # type: ignore[name-defined]
+    ddp.reducer = reducer
+    ddp.logger = dist.Logger(reducer)
+    reducer.set_logger(ddp.logger)
+    ddp.logger.set_construction_data_and_log(
+        type(ddp.module).__name__,
+        ddp.device_ids or [],
+        -1 if ddp.output_device is None else ddp.output_device,
+        getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers),
+        any(isinstance(part, nn.SyncBatchNorm) for part in ddp.module.modules()),
+        ddp.static_graph,
+    )
+    _after_new_reducer(ddp)
+
+
+def _after_new_reducer(ddp: TorchDDP) -> None:
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()  # noqa: SLF001
+        ddp.logger._set_static_graph()  # noqa: SLF001
+        ddp._static_graph_delay_allreduce_enqueued = False  # noqa: SLF001
+    ddp._comm_hooks = []  # noqa: SLF001 they belonged to the reducer before
+
+
+def has_reduced_since(ddp: TorchDDP, before: list[int]) -> tuple[bool, list[int]]:
+    """Whether gradients have been averaged since ``before``, and what to give as that next time.
+
+    torch notes for each parameter how many nanoseconds into a synchronised pass its gradient came,
+    and leaves that alone in passes that are not synchronised, so another note is another pass. The
+    first pass of a static graph leaves no note.
+    """
+    now = list(ddp.reducer.get_backward_stats())
+    return now != before and any(now), now
+
+
+def require_finished_reduction(ddp: TorchDDP) -> None:
+    """Raise what torch would raise in its next pass where the last one left parameters out.
+
+    Another reducer knows nothing of it, and ranks would go on with different weights.
+    """
+    ddp._check_reducer_finalized()  # type: ignore[no-untyped-call]  # noqa: SLF001
+
+
+def torch_caps_bytes(ddp: TorchDDP) -> tuple[int, int]:
+    """At how many bytes torch closes its first bucket, and all others."""
+    config = ddp._bucket_config  # noqa: SLF001
+    return config.first_bucket_bytes_cap, config.bucket_bytes_cap
+
+
+def torch_bucket_bytes(ddp: TorchDDP) -> list[int]:
+    """Return the sizes of the buckets that torch says it has; empty until it says so.
+
+    With unused parameters to find, torch keeps its first buckets, in the order of declaration.
+    """
+    logging_data = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # noqa: SLF001
+    is_kept = isinstance(ddp.reducer, PlannedReducer)
+    is_kept |= ddp.find_unused_parameters and not ddp.static_graph
+    logged = str(logging_data.get("bucket_sizes" if is_kept else "rebuilt_bucket_sizes", ""))
+    return [int(size) for size in logged.split(",") if size.strip()]
+
+
+@contextmanager
+def all_requiring_grad(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """For the length of a block: some things can only be attached to parameters that are not frozen.
+
+    Whether they are is looked at when a reducer is built or a hook registered, and not again.
+    """
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)  # noqa: FBT003
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)  # noqa: FBT003
+
+
+# --- Backward passes ------------------------------------------------------------------------------
+
+
+def is_in_backward() -> bool:
+    """Whether this thread is in a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
+
+
+def when_backward_ends(callback: Callable[[], None]) -> None:
+    """Call it when the backward pass under way has computed everything."""
+    Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
+
+
+# --- Tensors, modules, groups ---------------------------------------------------------------------
+
+
+def changes_in_place(tensor: torch.Tensor) -> int:
+    """Return how often the tensor has been written to; fused optimizers write without a trace."""
+    return tensor._version  # noqa: SLF001
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether the model or a part of it was compiled, by torch.compile or by its own method."""
+    return any(
+        isinstance(part, OptimizedModule) or getattr(part, "_compiled_call_impl", None) is not None
+        for part in module.modules()
+    )
+
+
+def uncompiled_name(name: str) -> str:
+    """Return the name that a parameter has where nothing is compiled."""
+    return name.replace("_orig_mod.", "")
+
+
+def has_optimizer_in_backward(parameter: nn.Parameter) -> bool:
+    """Whether an optimizer updates the parameter as soon as its gradient has come."""
+    return hasattr(parameter, "_in_backward_optimizers")
+
+
+def group_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
+    """Return the group's own; None, which is the backend's default, where it does not tell."""
+    backend = group._get_backend(device)  # noqa: SLF001
+    return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def is_registered(group: dist.ProcessGroup) -> bool:
+    """Whether torch knows the group, so that it can be destroyed."""
+    return group in dist.distributed_c10d._world.pg_map  # noqa: SLF001
