@@ -62,6 +62,7 @@ class PlannedReducer(dist.Reducer):  # type: ignore[misc]
     """
 
     def _rebuild_buckets(self) -> bool:
+        self._check_reducer_finalized()  # as torch's own does: parameters may have been left out
         return False
 
 

@@ -94,36 +94,36 @@ class Turns:
     def take(self) -> None:
         """Return on all ranks, or raise Ended on all of them."""
         self._number += 1
-        self._store.add(self._arrived_key, 1)
+        self._store.add(self._arrived_key, STOP if self.has_ended else 1)
         if self._rank == 0:
             self._decide()
         else:
             self._follow()
 
     def _decide(self) -> None:
-        arrived = self._polled(self._arrived_key, self._number * self._ranks, leaves_after_s=0.0)
-        goes = arrived is not None and arrived < STOP
+        goes = self._reaches(self._arrived_key, self._number * self._ranks, leaves_after_s=0.0)
         self._store.add(self._go_key, 1 if goes else STOP)
         if not goes:
             raise Ended
 
     def _follow(self) -> None:
-        going = None
         if not self.has_ended:
-            going = self._polled(self._go_key, self._number, leaves_after_s=0.0)
-        if going is None:  # a turn that has begun is taken all the same: others are in it
+            if self._reaches(self._go_key, self._number, leaves_after_s=0.0):
+                return
             self._store.add(self._arrived_key, STOP)
-            going = self._polled(self._go_key, self._number, leaves_after_s=LEFT_WITHIN_S)
-        if going is None or going >= STOP:
+        # A turn that has begun meanwhile is taken all the same: others are in it.
+        if not self._reaches(self._go_key, self._number, leaves_after_s=LEFT_WITHIN_S):
             raise Ended
 
-    def _polled(self, key: str, least: int, *, leaves_after_s: float) -> int | None:
-        """The counter when it has got so far; None where this rank ended so long ago."""
+    def _reaches(self, key: str, least: int, *, leaves_after_s: float) -> bool:
+        """Whether a counter gets so far before somebody stops it, or this rank ends so long ago."""
         ended_s: float | None = None
-        while (value := int(self._store.get(key))) < least:
+        while True:
+            is_stopped, counted = divmod(int(self._store.get(key)), STOP)
+            if counted >= least or is_stopped:
+                return counted >= least
             if self.has_ended:
                 ended_s = ended_s or monotonic()
                 if monotonic() - ended_s >= leaves_after_s:
-                    return None
+                    return False
             sleep(POLLED_EVERY_S)
-        return value

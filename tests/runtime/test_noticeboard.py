@@ -1,0 +1,84 @@
+"""What ranks tell each other without waiting: announcements, and turns that all take or none."""
+
+from threading import Timer
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks import on_threads
+
+from gradweave.runtime.noticeboard import Ended, Noticeboard
+
+
+def said(group):
+    board = Noticeboard(group)
+    before = board.everyone("topic")
+    board.say("topic", f"rank {group.rank()}")
+    if group.rank() == 0:
+        board.announce(3, "from three on")
+    group.barrier().wait()
+    return before, board.everyone("topic"), [board.announced(step) for step in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_everybody_reads_what_everybody_has_said(world):
+    expected = ([f"rank {rank}" for rank in range(world)], [None, "from three on", None])
+    for before, *after in on_threads(world, said):
+        assert before is None or before == expected[0]  # others may be faster
+        assert tuple(after) == expected
+
+
+def two_boards(group):
+    """Of two wrappers on one group, or of a job that was restarted on the same store."""
+    first, second = Noticeboard(group), Noticeboard(group)
+    first.say("topic", "first")
+    group.barrier().wait()
+    return second.everyone("topic"), first.everyone("topic")
+
+
+def test_boards_do_not_mix():
+    assert on_threads(2, two_boards) == [(None, ["first"] * 2)] * 2
+
+
+def turns_taken(group, most, ends_after):
+    """How many turns this rank takes; it wants to end after so many."""
+    turns = Noticeboard(group).turns("test")
+    taken = 0
+    with pytest.raises(Ended):
+        while taken < most:
+            if taken == ends_after[group.rank()]:
+                turns.end()
+            turns.take()
+            taken += 1
+        raise Ended
+    return taken
+
+
+@settings(max_examples=20)
+@given(ends_after=st.lists(st.integers(0, 5), min_size=3, max_size=3))
+def test_all_ranks_take_a_turn_or_none(ends_after):
+    """The first that wants to end ends it for all: nobody sends to somebody who is gone."""
+    taken = on_threads(3, turns_taken, 4, ends_after)
+    assert set(taken) == {min(4, *ends_after)}
+
+
+def waits_for_nobody(group, rank_that_waits):
+    """A rank whose peers never come to take their turn can be ended from another thread."""
+    turns = Noticeboard(group).turns("test")
+    if group.rank() != rank_that_waits:
+        return "elsewhere"
+
+    Timer(0.05, turns.end).start()
+    try:
+        turns.take()
+    except Ended:
+        return "ended"
+    return "went on"
+
+
+@pytest.mark.parametrize("rank_that_waits", [0, 1])
+def test_waiting_can_be_ended_where_nobody_else_comes(rank_that_waits):
+    """About a second where rank 0, who decides, does not answer."""
+    found = on_threads(2, waits_for_nobody, rank_that_waits)
+    assert found[rank_that_waits] == "ended"
+    assert found[1 - rank_that_waits] == "elsewhere"
