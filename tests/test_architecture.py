@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 import gradweave
+from gradweave import RequestError, torch_internals
 
 PACKAGE = Path(gradweave.__file__).parent
 
@@ -19,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"runtime"},
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},
+    {"torch_internals", "session"},
     {"simulation"},
     {"planning", "collectives"},
     {"presets"},
@@ -32,7 +37,16 @@ LAYERS: list[set[str]] = [
     {"words"},
     {"errors"},
 ]
-WITH_TORCH = {"bench", "comm", "hooks", "measure", "runtime", "sparse", "workloads"}
+WITH_TORCH = {
+    "bench",
+    "comm",
+    "hooks",
+    "measure",
+    "runtime",
+    "sparse",
+    "torch_internals",
+    "workloads",
+}
 PURE = set().union(*LAYERS) - WITH_TORCH
 
 
@@ -81,6 +95,50 @@ def test_what_decides_knows_no_torch():
     for part in PURE:
         for file in modules()[part]:
             assert not {name for name in imported(file) if name.split(".")[0] == "torch"}, file
+
+
+def private_names(file: Path) -> set[str]:
+    """Names with an underscore that a file uses and does not define: somebody else's."""
+    tree = ast.parse(file.read_text())
+    own = {"_"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            own.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            own |= {node.attr} if getattr(node.value, "id", "") == "self" else set()
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for name in imported(file):
+        used |= set(name.split("."))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in LOOK_UP:
+            used |= {a.value for a in node.args if isinstance(a, ast.Constant)}
+    used = {name for name in used if isinstance(name, str) and name.startswith("_")}
+    return {name for name in used - own if not name.startswith("__")}
+
+
+# Of Python's standard library.
+OTHERS_PRIVATE = {"_exit"}
+LOOK_UP = {"getattr", "hasattr", "setattr", "delattr", "attrgetter"}
+HOME_OF_PRIVATE_NAMES = "torch_internals.py"
+
+
+def test_torchs_private_names_have_one_home():
+    for file in PACKAGE.rglob("*.py"):
+        if file.name != HOME_OF_PRIVATE_NAMES:
+            assert not private_names(file) - OTHERS_PRIVATE, file
+    home = PACKAGE / HOME_OF_PRIVATE_NAMES
+    assert {"_check_reducer_finalized", "_dynamo", "_version"} <= private_names(home)
+
+
+def test_a_missing_private_name_is_one_line():
+    assert torch_internals.missing(torch_internals.FOR_OTHER_BUCKETS) is None
+    assert torch_internals.missing(torch_internals.FOR_BACKWARD_CALLBACKS) is None
+    line = f"torch {torch.__version__} has no torch.distributed.Reducer._gone, which this needs"
+    assert torch_internals.missing(["distributed.Reducer._gone"]) == line
+    with pytest.raises(RequestError, match="use a version of torch that gradweave supports"):
+        torch_internals.require(["distributed.Reducer._gone"])
 
 
 def test_the_command_line_starts_without_torch():
