@@ -118,7 +118,7 @@ def test_gtopk_table_1(p):
     density = 0.001
     topk, gtopk = (
         sparse_closed_form(Compression(method=method, density=density), flat(LINK), p)
-        for method in ("topk", "gtopk")
+        for method in ("topk", "gtopk-tree")
     )
     assert (topk.startup_s, topk.s_per_byte) == pytest.approx(
         (log2(p) * A, 2 * (p - 1) * density * B)
@@ -327,7 +327,7 @@ def test_workers_inside_one_group_do_not_pay_for_links_between_groups():
     assert TREE.slowest(1).s_per_byte == 1 / W0
 
 
-@pytest.mark.parametrize("method", ["topk", "gtopk-butterfly"])
+@pytest.mark.parametrize("method", EXCHANGES)
 @pytest.mark.parametrize("p", range(2, 18))
 def test_exchanges_are_priced_as_they_run(method, p):
     """A vector is as long as the values and indices of the share that travels."""

@@ -16,7 +16,7 @@ from gradweave.comm.worker import CommunicationThread, future_on
 from gradweave.runtime.passes import is_under_way
 from gradweave.sparse.training import SparseTraining
 
-Sent = torch.futures.Future[Any]
+AnyFuture = torch.futures.Future[Any]
 
 
 class PlannedBuckets:
@@ -27,11 +27,11 @@ class PlannedBuckets:
     ) -> None:
         self.sparse, self._thread, self._planned = sparse, thread, planned
         self._held: dict[str, torch.Tensor] = {}  # by parameter, parts of messages
-        self._waiting: list[tuple[torch.Tensor, Sent]] = []
+        self._waiting: list[tuple[torch.Tensor, AnyFuture]] = []
 
     def send(
         self, message: torch.Tensor, parameters: Sequence[nn.Parameter], *, bucket: int, last: bool
-    ) -> Sent:
+    ) -> AnyFuture:
         """In place; the future is done when the message is."""
         if bucket == 0:  # not at a forward pass: ranks that have left a join() have none
             self.sparse.begin_step(is_idle=not is_under_way())
@@ -42,7 +42,7 @@ class PlannedBuckets:
         lengths = [parameter.numel() for parameter in parameters]
         self._held.update(zip(names, torch.split(message, lengths), strict=True))
         if not last:
-            done: Sent = future_on(message.device)
+            done: AnyFuture = future_on(message.device)
             self._waiting.append((message, done))
             return done
         sent = self._thread.submit_task(partial(self._regrouped, self._held), message)
@@ -63,7 +63,7 @@ class PlannedBuckets:
                     part.copy_(averaged)
 
 
-def _pass_on(message: torch.Tensor, done: Sent, sent: Sent) -> None:
+def _pass_on(message: torch.Tensor, done: AnyFuture, sent: AnyFuture) -> None:
     try:
         sent.value()
     except Exception as error:  # noqa: BLE001 whoever waits for this one sees it

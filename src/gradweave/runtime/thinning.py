@@ -1,13 +1,11 @@
 """Compression as planners see it: what it costs here, and whether it pays."""
 
-from collections.abc import Mapping
-
 import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.comm.agree import largest
-from gradweave.compression import Compression, Method
+from gradweave.compression import Compression
 from gradweave.costs import sparse_closed_form
 from gradweave.errors import UnknownCost
 from gradweave.network import CollectiveCost, Network
@@ -21,13 +19,6 @@ from gradweave.trace import Trace
 
 # Beyond every warm-up.
 LAST_STEP = 1 << 60
-PRICED_AS: Mapping[str, Method] = {
-    "topk": "topk",
-    "gtopk-all-gather": "topk",
-    "gtopk-tree": "gtopk",
-    "gtopk-tree-lossy": "gtopk",
-    "gtopk-butterfly": "gtopk-butterfly",
-}
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -52,14 +43,13 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 def compression_at(settings: Sparse, step: int = LAST_STEP) -> Compression:
     """With the density of this step, or the one that will last."""
-    return Compression(method=PRICED_AS[settings.exchange], density=settings.density_at(step))
+    return Compression(method=settings.exchange, density=settings.density_at(step))
 
 
 def settings_for(compression: Compression) -> Sparse:
     """What does as it is priced."""
-    exchange = next(name for name, method in PRICED_AS.items() if method == compression.method)
     kind = TopK if compression.method == "topk" else GTopK
-    return kind(density=compression.density, exchange=exchange)
+    return kind(density=compression.density, exchange=compression.method)
 
 
 def with_sparse_prices(

@@ -123,10 +123,10 @@ def _own_returned(mine: SparseVector, applied: SparseVector) -> Exchanged:
 
 EXCHANGES: Mapping[str, Exchange] = {
     "topk": Exchange(bruck.all_gather, partial(Gathering, largest=False)),
-    "gtopk-all-gather": Exchange(bruck.all_gather, partial(Gathering, largest=True)),
+    "gtopk": Exchange(doubling.all_reduce, partial(Merging, lossy=False)),
     "gtopk-tree": Exchange(binomial.all_reduce, partial(Merging, lossy=False)),
     "gtopk-tree-lossy": Exchange(binomial.all_reduce, partial(Merging, lossy=True)),
-    "gtopk-butterfly": Exchange(doubling.all_reduce, partial(Merging, lossy=False)),
+    "gtopk-all-gather": Exchange(bruck.all_gather, partial(Gathering, largest=True)),
 }
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from gradweave.compression import ExchangeName
 from gradweave.errors import RequestError
 from gradweave.sparse.exchange import find_exchange
 from gradweave.sparse.select import find_selection
@@ -28,7 +29,7 @@ class Sparse:
     exchanges: ClassVar[str]  # how the names of those begin that have this result
 
     density: float | Densities = field(default_factory=Densities)
-    exchange: str
+    exchange: ExchangeName
     selection: str | None = None
     momentum: float | None = None
     masking: bool = True
@@ -66,7 +67,7 @@ class GTopK(Sparse):
 
     exchanges: ClassVar[str] = "gtopk"
 
-    exchange: str = "gtopk-butterfly"
+    exchange: ExchangeName = "gtopk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,4 +76,4 @@ class TopK(Sparse):
 
     exchanges: ClassVar[str] = "topk"
 
-    exchange: str = "topk"
+    exchange: ExchangeName = "topk"
