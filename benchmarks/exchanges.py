@@ -19,7 +19,7 @@ from made_with import made_with
 
 from gradweave.bench.ranks import default_group
 from gradweave.comm.agree import group_device, largest
-from gradweave.lab import Cluster, ClusterSpec, Line
+from gradweave.lab import Cluster, ClusterSpec, OutputLine
 from gradweave.sparse.exchange import EXCHANGES
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.vectors import SparseVector
@@ -52,7 +52,7 @@ def main() -> None:
 def on_cluster(nodes: int) -> Found:
     answers: list[Found] = []
 
-    def take(line: Line) -> None:
+    def take(line: OutputLine) -> None:
         if line.rank == 0 and line.text.startswith("{"):
             answers.append(msgspec.json.decode(line.text, type=Found))
 
@@ -111,7 +111,7 @@ def page(found: Mapping[int, Found]) -> str:
     ]
     for nodes, by_k in found.items():
         for k, seconds in by_k.items():
-            butterfly_s = seconds["gtopk-butterfly"]
+            butterfly_s = seconds["gtopk"]
             cells = " | ".join(f"{seconds[name] * 1e3:.1f}" for name in TIMED)
             lines.append(
                 f"| {nodes} | {k:,} | {cells} | {seconds[PAPERS] / butterfly_s:.2f}x "

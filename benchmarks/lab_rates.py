@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from threading import Thread
 
-from gradweave.lab import Cluster, ClusterSpec, Line
+from gradweave.lab import Cluster, ClusterSpec, OutputLine
 from gradweave.words import parse_rate
 
 PORT = 5001
@@ -122,7 +122,7 @@ PROGRAMS: Mapping[str, Callable[[int], None]] = {
 
 
 def printed_by_rank_0(spec: ClusterSpec, program: str, nbytes: int) -> list[float]:
-    lines: list[Line] = []
+    lines: list[OutputLine] = []
     with Cluster(spec) as cluster:
         command = [sys.executable, __file__, "--program", program, "--bytes", str(nbytes)]
         result = cluster.start(command, on_line=lines.append).wait(LIMIT_S)

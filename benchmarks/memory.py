@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.lab import Cluster, ClusterSpec, Line
+from gradweave.lab import Cluster, ClusterSpec, OutputLine
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.sharded import ShardedDataParallel
 
@@ -45,7 +45,7 @@ def main() -> None:
 def on_all_ranks(kind: str) -> list[float]:
     found: list[float] = []
 
-    def take(line: Line) -> None:
+    def take(line: OutputLine) -> None:
         if line.text.startswith("measured "):
             found.append(float(line.text.split()[1]))
 

@@ -29,7 +29,7 @@ LAYERS: list[set[str]] = [
     {"presets"},
     {"runs"},
     {"files"},
-    {"recipe"},
+    {"recipe", "upgrades"},
     {"network", "plan", "results", "timeline"},
     {"trace"},
     {"costs"},

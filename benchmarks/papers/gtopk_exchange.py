@@ -20,7 +20,7 @@ MESSAGE_BYTES = 100e6
 COMPRESSIONS: Mapping[Method, Compression | None] = {
     "dense": None,
     "top-k": Compression(method="topk", density=DENSITY),
-    "gTop-k": Compression(method="gtopk", density=DENSITY),
+    "gTop-k": Compression(method="gtopk-tree", density=DENSITY),
 }
 METHODS = tuple(COMPRESSIONS)
 LOOKS = {

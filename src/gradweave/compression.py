@@ -1,21 +1,21 @@
 """How a gradient is thinned out before it travels."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
 from gradweave.errors import RequestError
 from gradweave.words import parse_spec
 
-# gtopk is the paper's, up a tree and down again; gtopk-butterfly is what the runtime does.
-Method = Literal["topk", "gtopk", "gtopk-butterfly"]
-METHODS: tuple[Method, ...] = ("topk", "gtopk", "gtopk-butterfly")
+# How the largest are exchanged, by the names of gradweave.sparse.exchange.EXCHANGES.
+ExchangeName = Literal["topk", "gtopk", "gtopk-tree", "gtopk-tree-lossy", "gtopk-all-gather"]
+EXCHANGE_NAMES: tuple[ExchangeName, ...] = get_args(ExchangeName)
 
 
 class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Only the share ``density`` of the elements travels: each worker's largest, or the world's."""
 
-    method: Method
+    method: ExchangeName
     density: float
 
     def __post_init__(self) -> None:
@@ -29,9 +29,9 @@ class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def parse_compression(text: str) -> Compression:
     """``gtopk:0.001`` keeps one element in a thousand."""
     spec = parse_spec(text)
-    method = next((method for method in METHODS if method == spec.name), None)
+    method = next((name for name in EXCHANGE_NAMES if name == spec.name), None)
     if method is None:
-        raise RequestError(f"no compression {spec.name!r}; there are {', '.join(METHODS)}")
+        raise RequestError(f"no compression {spec.name!r}; there are {', '.join(EXCHANGE_NAMES)}")
     try:
         return Compression(
             method=method, density=float("0.001" if spec.argument is None else spec.argument)

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,55 +17,19 @@ from gradweave.recipe import Recipe
 from gradweave.results import Losses, Results
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
+from gradweave.upgrades import UPGRADES
 
 Value = TypeVar("Value", Trace, Network, Plan, Timeline, Results, Losses, Recipe)
 AnyValue = Trace | Network | Plan | Timeline | Results | Losses | Recipe
 
 SCHEMAS: dict[type, str] = {
     Trace: "gradweave.trace/1",
-    Network: "gradweave.network/3",
-    Plan: "gradweave.plan/2",
+    Network: "gradweave.network/4",
+    Plan: "gradweave.plan/3",
     Timeline: "gradweave.timeline/1",
     Results: "gradweave.results/1",
     Losses: "gradweave.losses/1",
-    Recipe: "gradweave.recipe/2",
-}
-
-
-def _network_2(document: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 knew one cost for a collective, and no latency beside it."""
-    costs = document.get("costs")
-    if not isinstance(costs, list):
-        return document
-    added = {"beside": "nothing", "latency_s": 0.0}
-    return {**document, "costs": [{**added, **c} if isinstance(c, dict) else c for c in costs]}
-
-
-def _network_3(document: dict[str, Any]) -> dict[str, Any]:
-    """Version 2 did not know what selecting gradients costs."""
-    return {"selection_s_per_element": 0.0, **document}
-
-
-def _plan_2(document: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 knew all-reduces beside backward only."""
-    return {"passes": "backward", **document}
-
-
-def _recipe_2(document: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 did not say what a step took, and held older plans and networks."""
-    upgraded = {"step_s": None, **document}
-    for name, upgrade in (("plan", _plan_2), ("network", _network_3)):
-        if isinstance(held := document.get(name), dict):
-            upgraded[name] = upgrade(held)
-    return upgraded
-
-
-# How a file of an older version becomes one of the next.
-UPGRADES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "gradweave.network/1": ("gradweave.network/2", _network_2),
-    "gradweave.plan/1": ("gradweave.plan/2", _plan_2),
-    "gradweave.network/2": ("gradweave.network/3", _network_3),
-    "gradweave.recipe/1": ("gradweave.recipe/2", _recipe_2),
+    Recipe: "gradweave.recipe/3",
 }
 
 

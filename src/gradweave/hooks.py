@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.comm.channel import Channel
+from gradweave.comm.own_group import OwnGroup
 from gradweave.errors import RequestError
 from gradweave.runtime.parameters import check_compressible, planned_parameters
 from gradweave.runtime.transports import BucketSender, SparseTransport, send_bucket
@@ -48,15 +48,15 @@ class SparseState:
                 "out whole_model, or use gradweave.DistributedDataParallel"
             )
         make_group = None if group is None else (lambda: group)
-        channel = Channel(ddp.process_group, make_group, backend="gloo")
+        own_group = OwnGroup(ddp.process_group, make_group, backend="gloo")
         self.settings = settings
         # Not the wrapper itself, which has this state: it must die before its process group.
         self._training = SparseTraining(
-            settings, planned_parameters(ddp), channel.group, grad_scaler=grad_scaler
+            settings, planned_parameters(ddp), own_group.group, grad_scaler=grad_scaler
         )
-        weakref.finalize(self, channel.close).atexit = False
+        weakref.finalize(self, own_group.close).atexit = False
         self.sender = BucketSender(
-            SparseTransport(self._training, channel),
+            SparseTransport(self._training, own_group),
             rank=ddp.process_group.rank(),
             writes_unused=ddp.find_unused_parameters,
         )

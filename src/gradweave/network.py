@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.checks import require_not_negative, require_text
-from gradweave.compression import METHODS, Compression
+from gradweave.compression import EXCHANGE_NAMES, Compression
 from gradweave.costs import (
     FREE,
     Cost,
@@ -27,8 +27,8 @@ from gradweave.words import Beside, Operation, parse_spec
 class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one operation by one collective costs among one number of workers.
 
-    A collective may be an exchange of sparse gradients, such as ``gtopk-butterfly:0.001``; its cost
-    is over the bytes of the dense message, and selecting is not in it.
+    A collective may be an exchange of sparse gradients, such as ``gtopk:0.001``; its cost is over
+    the bytes of the dense message, and selecting is not in it.
 
     ``cost`` is how long a message keeps the next one waiting. It arrives ``latency_s`` later, for
     messages that follow each other closely overlap at their ends.
@@ -216,7 +216,7 @@ def _total(costs: tuple[Cost, ...]) -> Cost:
 
 
 def _is_dense(entry: CollectiveCost) -> bool:
-    return parse_spec(entry.collective).name not in METHODS
+    return parse_spec(entry.collective).name not in EXCHANGE_NAMES
 
 
 def _is_beside_compute(entry: CollectiveCost) -> bool:

@@ -14,18 +14,11 @@ from gradweave.collectives.program import program
 from gradweave.collectives.schedule import Schedule, block_edges, transfers
 from gradweave.collectives.topology import Topology, flat_topology, topology_of
 from gradweave.comm import Communicator
-from gradweave.comm.execute import (
-    LEAST_SLICE_BYTES,
-    MOST_LANES,
-    MOST_SLICE_BYTES,
-    POSTED_AHEAD,
-    Call,
-    Scratch,
-    execute,
-    slices_for,
-)
+from gradweave.comm.channel import Call
+from gradweave.comm.execute import MOST_AT_ONCE, POSTED_AHEAD, execute
 from gradweave.comm.native import NATIVE
 from gradweave.comm.rounds import execute_by_rounds
+from gradweave.comm.slices import LEAST_SLICE_BYTES, MOST_SLICE_BYTES, Scratch, cut, slices_for
 from gradweave.comm.worker import CommunicationThread
 from gradweave.costs import GIGABIT_ETHERNET, Link
 from gradweave.errors import CollectiveError, RequestError
@@ -96,7 +89,7 @@ def test_long_messages_travel_in_slices(world):
 
 
 def test_there_are_more_slices_than_travel_at_once():
-    elements = 3 * (MOST_LANES + 2) * MOST_SLICE_BYTES // 4
+    elements = 3 * (MOST_AT_ONCE + 2) * MOST_SLICE_BYTES // 4
     assert on_threads(3, ring_only, elements) == [True] * 3
 
 
@@ -105,7 +98,7 @@ def ring_only(group, elements):
     message = contribution(group.rank(), elements)
     communicator.run("all-reduce", message, collective="ring")
     scratch_bytes = sum(buffer.nbytes for buffer in communicator._scratch.free)
-    bounded = scratch_bytes <= MOST_LANES * (POSTED_AHEAD + 1) * (MOST_SLICE_BYTES + 8)
+    bounded = scratch_bytes <= MOST_AT_ONCE * (POSTED_AHEAD + 1) * (MOST_SLICE_BYTES + 8)
     return bounded and is_right("all-reduce", message, group.rank(), group.size())
 
 
@@ -119,7 +112,8 @@ def legal_but_tricky(group):
     for number, schedule in enumerate((direct, swap)):
         message = contribution(rank, 7)
         call = Call(group, "made by hand", "made by hand", number)
-        execute(program(schedule, rank), message, call, scratch=Scratch(), slices=1)
+        steps = program(schedule, rank)
+        execute(steps, cut(message, steps, scratch=Scratch()), call)
         messages.append(message)
     swapped = contribution({0: 1, 1: 0}.get(rank, rank), 7)
     return is_right("all-reduce", messages[0], rank, ranks) and torch.equal(messages[1], swapped)
@@ -154,7 +148,7 @@ def test_slices_are_large_enough_to_pay():
 
     assert slices(1) == 1
     assert slices(2 * LEAST_SLICE_BYTES) == 2
-    assert slices(MOST_LANES * MOST_SLICE_BYTES) == MOST_LANES
+    assert slices(MOST_AT_ONCE * MOST_SLICE_BYTES) == MOST_AT_ONCE
     assert slices(100 * MOST_SLICE_BYTES) == 100
     many_blocks = program(halving.reduce_scatter(4), 0)
     assert slices_for(torch.empty(10**6), many_blocks, owned=True) == 1
@@ -169,7 +163,9 @@ def by_rounds(group):
             operation, name, topology=flat_topology(ranks), nbytes=92, link=GIGABIT_ETHERNET
         )
         message = contribution(rank, 23)
-        execute_by_rounds(program(schedule, rank), message, Call(group, name, name, 0))
+        steps = program(schedule, rank)
+        (whole,) = cut(message, steps, scratch=Scratch())
+        execute_by_rounds(steps, whole, Call(group, name, name, 0))
         if not is_right(operation, message, rank, ranks):
             wrong.append((operation, name))
     return wrong

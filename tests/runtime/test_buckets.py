@@ -11,9 +11,9 @@ from strategies import traces
 from torch.nn.parallel import DistributedDataParallel
 
 from gradweave import PlanMismatch
+from gradweave.bench.buckets import bucket_bytes, check_buckets
 from gradweave.measure.spans import SpanRecorder, watch
 from gradweave.plan import merge
-from gradweave.bench.buckets import bucket_bytes, check_buckets
 from gradweave.workloads.replay import Replay
 
 BATCH = torch.zeros(1)

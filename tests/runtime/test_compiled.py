@@ -9,8 +9,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.torch_internals import torch_bucket_bytes
 from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave.torch_internals import torch_bucket_bytes
 
 WHY = "a compiled model is not planned for in training; give a plan, made without compiling"
 

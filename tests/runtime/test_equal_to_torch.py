@@ -17,8 +17,8 @@ from small_training import (
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.torch_internals import torch_bucket_bytes
 from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave.torch_internals import torch_bucket_bytes
 
 
 def whole_course(group, options, accumulate):

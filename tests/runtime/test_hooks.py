@@ -25,7 +25,7 @@ TWO_BUCKETS = Plan(
         Bucket(
             tensors=tuple(n),
             collective="native",
-            compression=Compression(method="gtopk-butterfly", density=0.1),
+            compression=Compression(method="gtopk", density=0.1),
         )
         for n in (NAMES[:1], NAMES[1:])
     ),
@@ -198,7 +198,7 @@ def misused(group):
 def test_misuse(tmp_path):
     for wrong_hook, wrong_model in on_processes(2, misused, scratch=tmp_path):
         assert wrong_hook == "this hook wants a state with GTopK(…), got TopK"
-        assert "bucket 1 by gtopk-butterfly: a gradient of another model than the" in wrong_model
+        assert "bucket 1 by gtopk: a gradient of another model than the" in wrong_model
 
 
 def test_hooks_are_found_without_an_import_of_their_own():

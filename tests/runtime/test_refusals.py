@@ -152,7 +152,7 @@ def test_plan_files_that_are_not(tmp_path):
     for plan, expected in (
         (truncated, "not complete JSON"),
         (tmp_path / "none.json", "there is no file"),
-        (TRACE, "schema: expected 'gradweave.plan/2', found 'gradweave.trace/1'"),
+        (TRACE, "schema: expected 'gradweave.plan/3', found 'gradweave.trace/1'"),
     ):
         for found in on_two(reading_complaint, str(plan), scratch=tmp_path):
             assert expected in found

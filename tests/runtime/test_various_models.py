@@ -74,7 +74,9 @@ def scaled(wrapped, rank, *, steps=MOST_STEPS):
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     step = 0
-    while step < steps and not (isinstance(wrapped, Ours) and wrapped.findings().stage == "settled"):
+    while step < steps and not (
+        isinstance(wrapped, Ours) and wrapped.findings().stage == "settled"
+    ):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = wrapped(batch(step, rank)).square().mean()

@@ -260,7 +260,9 @@ def test_a_session_that_is_abandoned_installs_nothing():
 
 def test_plans_are_installed_that_fit_the_trace(small_trace):
     driven = Owner(Session(Task(workers=4, trial_steps=1)), small_trace, lambda _: 1.0)
-    driven.draw = lambda strategy: Measured(small_trace, NETWORK) if strategy is not times_s else 1.0
+    driven.draw = lambda strategy: (
+        Measured(small_trace, NETWORK) if strategy is not times_s else 1.0
+    )
     driven.run()
     installed = [c.buckets for c in driven.commands if isinstance(c, Install)]
     assert installed[0] is Layout.ONE_BUCKET

@@ -1,9 +1,11 @@
 """All ranks of an exchange in one process, round by round, without a network."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from gradweave.collectives.program import Kind, program
 from gradweave.sparse.exchange import EXCHANGES, Exchanged
 from gradweave.sparse.vectors import SparseVector
 
@@ -12,7 +14,12 @@ from gradweave.sparse.vectors import SparseVector
 class Traffic:
     """Vectors sent in each round by each rank that sends."""
 
-    rounds: dict[int, dict[int, int]] = field(default_factory=dict)
+    rounds: dict[int, Counter[int]] = field(default_factory=dict)
+
+    def add(self, number, sent):
+        vectors = self.rounds[number] = Counter()
+        for (rank, *_), message in sent.items():
+            vectors[rank] += len(message)
 
     @property
     def vectors_in_a_row(self):
@@ -23,26 +30,26 @@ class Traffic:
 def exchange_all(
     name: str, vectors: list[SparseVector], k: int, traffic: Traffic | None = None
 ) -> list[Exchanged]:
-    ranks = len(vectors)
-    exchange = EXCHANGES[name]
-    parts = [exchange.part(rank, vectors[rank], k) for rank in range(ranks)]
-    steps = [{s.round: s for s in exchange.steps(rank, ranks)} for rank in range(ranks)]
-    for number in sorted({number for own in steps for number in own}):
-        present = {rank: own[number] for rank, own in enumerate(steps) if number in own}
+    exchange, ranks = EXCHANGES[name], range(len(vectors))
+    schedule = exchange.schedule(len(ranks))
+    steps = [program(schedule, rank).steps for rank in ranks]
+    participants = [exchange.participant(rank, vectors[rank], k) for rank in ranks]
+    for number in range(schedule.rounds):
+        present = [(rank, step) for rank in ranks for step in steps[rank] if step.round == number]
         sent = {
-            (rank, step.to): parts[rank].outgoing(step)
-            for rank, step in present.items()
-            if step.to is not None
+            (rank, step.peer, step.ordinal): participants[rank].outgoing(step)
+            for rank, step in present
+            if step.kind is Kind.SEND
         }
         if traffic is not None:
-            traffic.rounds[number] = {rank: len(message) for (rank, _), message in sent.items()}
-        for rank, step in present.items():
-            if step.source is not None:
-                message = sent.pop((step.source, rank))
-                assert len(message) == step.vectors
-                parts[rank].arrived(step, message)
+            traffic.add(number, sent)
+        for rank, step in present:
+            if step.kind is not Kind.SEND:
+                message = sent.pop((step.peer, rank, step.ordinal))
+                assert len(message) == step.last - step.first
+                participants[rank].arrived(step, message)
         assert not sent, "sent, but received by nobody"
-    return [part.result() for part in parts]
+    return [participant.result() for participant in participants]
 
 
 def sparse(elements: dict[int, float], kind=np.float32, indices=np.int32) -> SparseVector:

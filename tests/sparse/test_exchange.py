@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from lockstep import Traffic, bits, dense, elements, exchange_all, sparse
 from ranks import on_processes, on_threads
 
-from gradweave.costs.links import Link
-from gradweave.costs.sparse import gtopk, topk
+from gradweave.collectives.program import Kind, program
+from gradweave.compression import EXCHANGE_NAMES
+from gradweave.costs import SPARSE_FORMULAS
 from gradweave.errors import CollectiveError, RequestError
 from gradweave.sparse import vectors
 from gradweave.sparse.exchange import EXCHANGES, find_exchange
 from gradweave.sparse.exchanger import Exchanger
+from gradweave.sparse.settings import GTopK, TopK
 from gradweave.sparse.vectors import (
     SparseVector,
     add,
@@ -144,13 +146,13 @@ def test_tree_and_butterfly_merge_as_the_paper_does(case):
     expected = {
         "gtopk-tree": up_the_tree(sent, k)[0],
         "gtopk-tree-lossy": up_the_tree(sent, k)[0],
-        "gtopk-butterfly": across_the_butterfly(sent, k),
+        "gtopk": across_the_butterfly(sent, k),
     }
     for name, applied in expected.items():
         done = exchange_all(name, [sparse(one) for one in sent], k)
         assert elements(done[0].applied) == dict(sorted(applied.items())), name
     if len(sent).bit_count() == 1:
-        assert expected["gtopk-tree"] == expected["gtopk-butterfly"]
+        assert expected["gtopk-tree"] == expected["gtopk"]
 
 
 @given(case=sent_by_all())
@@ -185,7 +187,7 @@ def test_the_example_of_the_docs():
     assert [elements(one.returned) for one in lossy] == [{1: 3.0}, {}, {}, {1: 1.0}]
     tree = exchange_all("gtopk-tree", vectors_sent, 1)
     assert [elements(one.returned) for one in tree] == [{0: 2.0, 1: 3.0}, {}, {1: 1.0}, {}]
-    butterfly = exchange_all("gtopk-butterfly", vectors_sent, 1)
+    butterfly = exchange_all("gtopk", vectors_sent, 1)
     assert [elements(one.returned) for one in butterfly] == [{1: 3.0}, {0: 2.0}, {}, {1: 1.0}]
     oracle = exchange_all("gtopk-all-gather", vectors_sent, 1)
     assert elements(oracle[0].applied) == {0: 7.0}
@@ -248,12 +250,23 @@ def test_rounds_and_bytes(world):
         assert (rounds[name], vectors_[name]) == (doublings, world - 1)
     for name in ("gtopk-tree", "gtopk-tree-lossy"):
         assert (rounds[name], vectors_[name]) == (2 * doublings, 2 * doublings)
-    assert (rounds["gtopk-butterfly"], vectors_["gtopk-butterfly"]) == (crossing, crossing)
-    # Table I counts seconds over the dense message: one second per byte, 2 k bytes per vector.
-    link = Link(latency_s=0.0, s_per_byte=1.0)
-    assert topk(link, world, 1.0).s_per_byte == 2 * vectors_["topk"]
-    if whole:
-        assert gtopk(link, world, 1.0).s_per_byte == 2 * vectors_["gtopk-tree"]
+    assert (rounds["gtopk"], vectors_["gtopk"]) == (crossing, crossing)
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_one_rank_sends_another_receives(name, world):
+    """The same vectors, in the same round, as the same one of all messages between the two."""
+    sent, received = [], []
+    for rank in range(world):
+        for step in program(EXCHANGES[name].schedule(world), rank).steps:
+            message = (step.round, step.ordinal, step.first, step.last)
+            if step.kind is Kind.SEND:
+                sent.append((rank, step.peer, *message))
+            else:
+                received.append((step.peer, rank, *message))
+    assert sorted(sent) == sorted(received)
+    assert len(sent) >= world - 1
 
 
 @given(case=sent_by_all(worlds=[2]))
@@ -312,13 +325,10 @@ def test_indices_have_32_bits_where_they_fit():
 
 
 def test_names():
-    assert list(EXCHANGES) == [
-        "topk",
-        "gtopk-all-gather",
-        "gtopk-tree",
-        "gtopk-tree-lossy",
-        "gtopk-butterfly",
-    ]
+    """One meaning each: who predicts and who trains take them from the same list."""
+    assert tuple(EXCHANGES) == EXCHANGE_NAMES == tuple(SPARSE_FORMULAS)
+    assert GTopK(density=0.1).exchange == "gtopk"
+    assert TopK(density=0.1).exchange == "topk"
     with pytest.raises(RequestError, match="no exchange 'magic'; there are topk, "):
         find_exchange("magic")
 
@@ -352,8 +362,9 @@ def test_on_groups_as_in_one_process(world):
 def test_large_tensors_have_64_bit_indices():
     results = on_threads(2, all_exchanges, 2**31 + 7, 3)
     sent = [drawn(rank, 2**31 + 7, 3, np.int64) for rank in range(2)]
-    expected = exchange_all("gtopk-butterfly", sent, 3)
-    assert results[0][-1][0] == results[1][-1][0] == bits(expected[0].applied)
+    expected = exchange_all("gtopk", sent, 3)
+    place = list(EXCHANGES).index("gtopk")
+    assert results[0][place][0] == results[1][place][0] == bits(expected[0].applied)
 
 
 def poisoned(group):
@@ -417,7 +428,7 @@ def one_falls_silent(group, name):
         return str(error)
 
 
-@pytest.mark.parametrize("name", ["topk", "gtopk-tree", "gtopk-butterfly"])
+@pytest.mark.parametrize("name", ["topk", "gtopk-tree", "gtopk"])
 def test_a_rank_that_falls_silent_is_named(name, monkeypatch):
     """One second, the group's time-out here."""
     monkeypatch.setattr(harness, "TIMEOUT", timedelta(seconds=1))
@@ -430,11 +441,11 @@ def test_a_rank_that_falls_silent_is_named(name, monkeypatch):
 def one_dies(group, folder):
     exchanger = Exchanger(group)
     mine = sparse({group.rank(): 1.0})
-    exchanger.run(mine, exchange="gtopk-butterfly", k=1, numel=9)
+    exchanger.run(mine, exchange="gtopk", k=1, numel=9)
     if group.rank() == 1:
         os._exit(3)
     try:
-        exchanger.run(mine, exchange="gtopk-butterfly", k=1, numel=9)
+        exchanger.run(mine, exchange="gtopk", k=1, numel=9)
     except CollectiveError as error:
         (folder / "said").write_text(str(error))
 
@@ -444,5 +455,5 @@ def test_a_rank_that_dies_is_named(tmp_path):
     with pytest.raises(AssertionError, match="rank 1 died"):
         on_processes(2, one_dies, tmp_path, scratch=tmp_path)
     said = (tmp_path / "said").read_text()
-    assert said.startswith("gtopk-butterfly on rank 0: round 0, ")
+    assert said.startswith("gtopk on rank 0: round 0, ")
     assert "rank 1 failed" in said

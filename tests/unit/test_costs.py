@@ -23,7 +23,8 @@ from gradweave.costs import (
     sparse_closed_form,
 )
 from gradweave.costs.pipeline import PipelineCost
-from gradweave.sparse.rounds import butterfly
+from gradweave.simulation.schedule import simulate_schedule
+from gradweave.sparse.exchange import EXCHANGES
 
 A, B, G = 3e-5, 2e-9, 5e-10
 LINK = Link(latency_s=A, s_per_byte=B, sum_s_per_byte=G)
@@ -117,7 +118,7 @@ def test_gtopk_table_1(p):
     density = 0.001
     topk, gtopk = (
         sparse_closed_form(Compression(method=method, density=density), flat(LINK), p)
-        for method in ("topk", "gtopk")
+        for method in ("topk", "gtopk-tree")
     )
     assert (topk.startup_s, topk.s_per_byte) == pytest.approx(
         (log2(p) * A, 2 * (p - 1) * density * B)
@@ -326,14 +327,15 @@ def test_workers_inside_one_group_do_not_pay_for_links_between_groups():
     assert TREE.slowest(1).s_per_byte == 1 / W0
 
 
-@pytest.mark.parametrize("p", range(2, 10))
-def test_the_butterfly_is_priced_as_it_runs(p):
-    """A message in every round of the busiest rank, each with values and indices."""
-    density = 0.001
-    found = sparse_closed_form(
-        Compression(method="gtopk-butterfly", density=density), flat(LINK), p
+@pytest.mark.parametrize("method", EXCHANGES)
+@pytest.mark.parametrize("p", range(2, 18))
+def test_exchanges_are_priced_as_they_run(method, p):
+    """A vector is as long as the values and indices of the share that travels."""
+    density, dense_bytes = 0.25, 4000
+    links = flat(Link(latency_s=A, s_per_byte=B))
+    schedule = EXCHANGES[method].schedule(p)
+    simulated_s = simulate_schedule(
+        schedule, links, nbytes=schedule.blocks * int(2 * density * dense_bytes)
     )
-    messages = 1 + max(step.round for rank in range(p) for step in butterfly(rank, p))
-    assert (found.startup_s, found.s_per_byte) == pytest.approx(
-        (messages * A, 2 * messages * density * B)
-    )
+    priced = sparse_closed_form(Compression(method=method, density=density), links, p)
+    assert priced.startup_s + priced.s_per_byte * dense_bytes == pytest.approx(simulated_s)

@@ -29,6 +29,12 @@ from gradweave import (
 from gradweave.results import Results
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+RING = CollectiveCost(
+    operation="all-reduce",
+    collective="ring",
+    workers=2,
+    cost=Line(startup_s=1e-3, s_per_byte=1e-8),
+)
 
 
 def there_and_back(value):
@@ -57,7 +63,7 @@ def test_compression_and_links_come_back_too(small_trace):
     assert there_and_back(plan) == plan
 
 
-CURRENT = {Trace: 1, Network: 3, Plan: 2, Timeline: 1, Results: 1, Recipe: 2}
+CURRENT = {Trace: 1, Network: 4, Plan: 3, Timeline: 1, Results: 1, Recipe: 3}
 
 
 @pytest.mark.parametrize("kind", CURRENT)
@@ -83,8 +89,11 @@ def test_plans_of_version_1_are_for_backward():
 
 def test_recipes_of_version_1_are_completed():
     """They did not say what a step took, and hold plans and networks of older versions."""
-    older, newer = (files.read(GOLDEN / f"recipe-{version}.json", Recipe) for version in (1, 2))
+    older, newer, newest = (
+        files.read(GOLDEN / f"recipe-{version}.json", Recipe) for version in (1, 2, 3)
+    )
     assert older == replace(newer, step_s=None)
+    assert newer == newest
 
 
 def test_older_networks_select_for_nothing():
@@ -93,6 +102,64 @@ def test_older_networks_select_for_nothing():
     assert replace(network, selection_s_per_element=6e-10) == files.read(
         GOLDEN / "network-3.json", Network
     )
+
+
+def test_networks_of_version_3_go_on_as_they_are():
+    older, newer = (files.read(GOLDEN / f"network-{version}.json", Network) for version in (3, 4))
+    assert older == replace(newer, costs=newer.costs[:2])
+
+
+def test_plans_of_versions_1_and_2_meant_the_papers_tree_by_gtopk():
+    older, newer = (files.read(GOLDEN / f"plan-{version}.json", Plan) for version in (1, 3))
+    assert older == replace(newer, buckets=newer.buckets[:2])
+    assert [bucket.compression for bucket in newer.buckets] == [
+        None,
+        Compression(method="gtopk-tree", density=0.001),
+        Compression(method="gtopk", density=0.01),
+    ]
+
+
+# A file of the version before, and what it says today.
+OLD_AND_NEW = {"topk": "topk", "gtopk": "gtopk-tree", "gtopk-butterfly": "gtopk"}
+
+
+@pytest.mark.parametrize("old", OLD_AND_NEW)
+def test_exchanges_of_older_files_keep_their_meaning(old, small_trace):
+    compression = Compression(method=OLD_AND_NEW[old], density=0.001)
+    exchange = CollectiveCost(
+        operation="all-reduce",
+        collective=str(compression),
+        workers=2,
+        cost=Line(startup_s=1e-3, s_per_byte=1e-9),
+    )
+    network = Network(name="fitted", source="made up", costs=(RING, exchange))
+    plan = make_plan(small_trace, network, workers=2, compression=compression)
+    recipe = Recipe(
+        workers=2, device="cpu", plan=plan, trace=small_trace, network=network, step_s=5.0
+    )
+    for value, version in ((plan, 2), (network, 3), (recipe, 2)):
+        text = files.dumps(value).replace(f'"{compression.method}', f'"{old}')
+        schema = files.SCHEMAS[type(value)]
+        older = text.replace(schema, f"{schema.partition('/')[0]}/{version}")
+        assert files.loads(older, type(value), origin="text") == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "wrong"),
+    [
+        (Plan, 2, {"planner": "x", "buckets": [3], "overlap": True, "passes": "backward"}),
+        (Plan, 2, {"planner": "x", "buckets": {}, "overlap": True, "passes": "backward"}),
+        (Plan, 2, {"planner": "x", "buckets": [{"compression": {"method": []}}]}),
+        (Network, 3, {"name": "x", "costs": [None]}),
+        (Network, 3, {"name": "x", "costs": [{"collective": 7}]}),
+        (Recipe, 2, {"plan": 3, "network": []}),
+    ],
+)
+def test_older_files_that_are_not(kind, version, wrong):
+    """An upgrade takes anything; what is wrong is found afterwards, with its place."""
+    schema = f"gradweave.{kind.__name__.lower()}/{version}"
+    with pytest.raises(FormatError, match=r"^text: "):
+        files.loads(json.dumps({"schema": schema, **wrong}), kind, origin="text")
 
 
 @pytest.mark.parametrize("name", presets.trace_names())

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from gradweave import RequestError
 from gradweave.collectives import (
     ALGORITHMS,
+    binomial,
     blueconnect,
+    bruck,
     build,
     doubling,
     exchange,
@@ -71,6 +73,19 @@ def test_every_algorithm_is_right_for_every_world(operation, name):
         for root in {0, ranks // 2, ranks - 1} if operation in {"broadcast", "reduce"} else {0}:
             schedule = built(operation, name, ranks, root=root)
             assert find_violation(schedule, operation, root=root) is None, (ranks, root)
+
+
+OF_EXCHANGES = [
+    ("all-gather", bruck.all_gather),
+    ("all-reduce", binomial.all_reduce),
+    ("all-reduce", doubling.all_reduce),
+]
+
+
+@pytest.mark.parametrize(("operation", "make"), OF_EXCHANGES)
+def test_what_exchanges_go_by_is_right_for_every_world(operation, make):
+    for ranks in WORLDS:
+        assert find_violation(make(ranks), operation) is None, ranks
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 7, 40])
@@ -281,6 +296,52 @@ def test_any_order_that_the_needs_allow_is_right(operation, name, ranks, seed):
 def test_any_order_is_right_for_blueconnect(factors):
     for seed in range(5):
         assert run_in_random_order(blueconnect.all_reduce(factors), "all-reduce", seed)
+
+
+@pytest.mark.parametrize(("operation", "make"), OF_EXCHANGES)
+@given(ranks=st.integers(1, 9), seed=st.integers(0, 999))
+@settings(max_examples=12)
+def test_any_order_is_right_for_exchanges(operation, make, ranks, seed):
+    assert run_in_random_order(make(ranks), operation, seed)
+
+
+@pytest.mark.parametrize(("operation", "make"), OF_EXCHANGES)
+def test_who_swaps_with_whom(operation, make):
+    """Where a rank adds to what it sends in the same round, its peer does so with the same blocks.
+
+    An exchange keeps nobody's elements twice because of it: both compute the same merge.
+    """
+    for ranks in range(1, 18):
+        swaps = {
+            (rank, step.peer, step.round, step.first, step.last)
+            for rank in range(ranks)
+            for step in program(make(ranks), rank).steps
+            if step.kind is Kind.ADD and step.sent_too
+        }
+        assert swaps == {(peer, rank, *rest) for rank, peer, *rest in swaps}
+        assert bool(swaps) == (make is doubling.all_reduce and ranks > 1)
+
+
+def test_a_sum_is_not_sent_too_where_only_one_of_two_adds():
+    """Rank 0 of a folded butterfly takes a neighbour in, swaps, and hands the result over."""
+    steps = program(doubling.all_reduce(3), 0).steps
+    assert [(step.kind, step.peer, step.sent_too) for step in steps] == [
+        (Kind.ADD, 1, False),
+        (Kind.SEND, 2, False),
+        (Kind.ADD, 2, True),
+        (Kind.SEND, 1, False),
+    ]
+
+
+def test_neighbours_meet_first_up_the_papers_tree():
+    """Another binomial tree than ``mst``, which begins with the farthest."""
+    schedule = binomial.all_reduce(6)
+    found = [
+        [*zip(one.source.tolist(), one.target.tolist(), strict=True)]
+        for one in map(schedule.round, range(schedule.rounds))
+    ]
+    up = [[(1, 0), (3, 2), (5, 4)], [(2, 0)], [(4, 0)]]
+    assert found == up + [[(b, a) for a, b in one] for one in reversed(up)]
 
 
 def test_needs_say_what_must_be_over():

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from gradweave.errors import LabError
-from gradweave.lab import Cluster, Line
+from gradweave.lab import Cluster, OutputLine
 
 Question = TypeVar("Question", bound=Struct)
 
@@ -23,7 +23,7 @@ def ask(
     ``on_answer`` sees each line of JSON as it comes, in another thread.
     """
 
-    def take(line: Line) -> None:
+    def take(line: OutputLine) -> None:
         if line.rank == 0 and not line.is_error and line.text.startswith("{"):
             on_answer(line.text)
 

@@ -26,13 +26,13 @@ from gradweave.workloads.models import MODELS
 RECORD_STEPS = TRIAL_STEPS = 2
 
 ComputeLoss = Callable[[nn.Module], torch.Tensor]
-Step = Callable[[ComputeLoss], torch.Tensor]
+TrainingStep = Callable[[ComputeLoss], torch.Tensor]
 
 
 @contextmanager
 def training(
     runtime: str, question: RealQuestion, group: dist.ProcessGroup
-) -> Iterator[tuple[Step, Callable[[], bool]]]:
+) -> Iterator[tuple[TrainingStep, Callable[[], bool]]]:
     """One step of it, and whether it may end."""
     torch.manual_seed(0)
     model = MODELS[question.model]().to(_dtype(question))
@@ -40,7 +40,7 @@ def training(
     def optimizer_of(module: nn.Module) -> torch.optim.SGD:
         return torch.optim.SGD(module.parameters(), lr=question.learning_rate, momentum=0.9)
 
-    def step_of(wrapped: nn.Module) -> Step:
+    def step_of(wrapped: nn.Module) -> TrainingStep:
         optimizer = optimizer_of(wrapped)
 
         def step(compute_loss: ComputeLoss) -> torch.Tensor:

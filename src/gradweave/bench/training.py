@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.bench.jobs import ask
-from gradweave.compression import METHODS, Compression, parse_compression
+from gradweave.compression import EXCHANGE_NAMES, Compression, parse_compression
 from gradweave.errors import RequestError
 from gradweave.lab import Cluster
 from gradweave.network import Network
@@ -76,14 +76,14 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 def check_runtimes(runtimes: Sequence[str]) -> None:
     """Before a cluster is built for nothing."""
-    known = [TORCH, TUNED, OURS, SHARDED, *LOOPS, *METHODS]
+    known = [TORCH, TUNED, OURS, SHARDED, *LOOPS, *EXCHANGE_NAMES]
     for name in runtimes:
         if name in {TORCH, TUNED, OURS}:
             continue
         if parse_spec(name).name in LOOPS:
             find_loop(name)
             continue
-        if parse_spec(name).name in METHODS:
+        if parse_spec(name).name in EXCHANGE_NAMES:
             parse_compression(name)
             continue
         try:
@@ -108,15 +108,7 @@ def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
 
 def compressions_of(runtimes: Sequence[str]) -> tuple[Compression, ...]:
     """Of those that send a share of the gradients only."""
-    return tuple(_compression(r) for r in runtimes if parse_spec(r).name in METHODS)
-
-
-def _compression(runtime: str) -> Compression:
-    """``gtopk`` is the paper's tree to who predicts, and the butterfly to who trains."""
-    compression = parse_compression(runtime)
-    if compression.method == "gtopk":
-        return replace(compression, method="gtopk-butterfly")
-    return compression
+    return tuple(parse_compression(r) for r in runtimes if parse_spec(r).name in EXCHANGE_NAMES)
 
 
 def train_on_cluster(
@@ -211,8 +203,8 @@ def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: fl
         return Case(runtime=runtime, plan=plan)
     if parse_spec(runtime).name in LOOPS:
         return Case(runtime=runtime, plan=find_loop(runtime).plan(trace))
-    if parse_spec(runtime).name in METHODS:
-        plan = make_plan(trace, network, workers=workers, compression=_compression(runtime))
+    if parse_spec(runtime).name in EXCHANGE_NAMES:
+        plan = make_plan(trace, network, workers=workers, compression=parse_compression(runtime))
         return Case(runtime=runtime, plan=plan)
     planner = {TORCH: "ddp", TUNED: f"fixed:{round((cap_mb or 0) * MIB)}"}.get(
         runtime, _planner(runtime)

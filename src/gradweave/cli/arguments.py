@@ -61,8 +61,8 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None
         "--compression",
         metavar="C",
         type=_compression,
-        help="topk:0.001, gtopk:0.001 (the paper's tree) or gtopk-butterfly:0.001 (the runtime's)"
-        ", the share of the elements that travels",
+        help="topk:0.001, gtopk:0.001 (as in training) or gtopk-tree:0.001 (the paper's): the "
+        "share of the elements that travels",
     )
     jobs.add_argument(
         "--selection",

@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=names(DEFAULT_RUNTIMES),
         metavar="R",
         help="torch-ddp, torch-ddp-tuned (its best bucket_cap_mb, found by trying), gradweave (our "
-        "wrapper, which plans by itself), a planner, whose plan our wrapper is given, topk or "
-        "gtopk:DENSITY, sharded or sharded:PLANNER (overlap in both passes), or "
-        "bsp-reduce-broadcast, bsp-allreduce, bsp-overlap, each :COLLECTIVE "
+        "wrapper, which plans by itself), a planner, whose plan our wrapper is given, topk, gtopk "
+        "or another exchange, each :DENSITY, sharded or sharded:PLANNER (overlap in both passes), "
+        "or bsp-reduce-broadcast, bsp-allreduce, bsp-overlap, each :COLLECTIVE "
         f"(default: {DEFAULT_RUNTIMES})",
     )
     parser.add_argument(

@@ -30,6 +30,12 @@ class Step(NamedTuple):
     round: int  # for error messages, and for backends that need rounds after all
     ordinal: int  # of the messages between these two ranks in this direction
     needs: tuple[int, ...]  # steps of this program that must be over
+    sent_too: bool  # received in the round in which this rank sends what the blocks held before
+
+    @property
+    def beside(self) -> bool:
+        """Whether it must arrive in memory of its own: to be added, or what it replaces leaves."""
+        return self.kind is Kind.ADD or self.sent_too
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +88,36 @@ class _Writing:
     def send(self, number: int, one: Round, place: np.intp) -> None:
         blocks = range(one.first[place], one.last[place])
         needs = {self.last_write[block] for block in blocks}
-        step = self._append(Kind.SEND, int(one.target[place]), blocks, number, needs)
+        step = self._append(Kind.SEND, int(one.target[place]), blocks, number, needs=needs)
         for block in blocks:
             self.reads[block].append(step)
 
     def receive(self, number: int, one: Round, place: np.intp) -> None:
         blocks = range(one.first[place], one.last[place])
         needs = {self.last_write[block] for block in blocks}
-        needs |= {read for block in blocks for read in self.reads[block]}
-        kind = Kind.ADD if one.add[place] else Kind.REPLACE
-        step = self._append(kind, int(one.source[place]), blocks, number, needs)
+        reads = {read for block in blocks for read in self.reads[block]}
+        sent_too = any(self.steps[read].round == number for read in reads)
+        kind, peer = Kind.ADD if one.add[place] else Kind.REPLACE, int(one.source[place])
+        step = self._append(kind, peer, blocks, number, needs=needs | reads, sent_too=sent_too)
         for block in blocks:
             self.last_write[block] = step
             self.reads[block] = []
 
     def _append(
-        self, kind: Kind, peer: int, blocks: range, number: int, needs: set[int | None]
+        self,
+        kind: Kind,
+        peer: int,
+        blocks: range,
+        number: int,
+        *,
+        needs: set[int | None],
+        sent_too: bool = False,
     ) -> int:
         pair = (kind is Kind.SEND, peer)
         ordinal = self.messages.get(pair, 0)
         self.messages[pair] = ordinal + 1
         known = tuple(sorted(step for step in needs if step is not None))
-        self.steps.append(Step(kind, peer, blocks.start, blocks.stop, number, ordinal, known))
+        self.steps.append(
+            Step(kind, peer, blocks.start, blocks.stop, number, ordinal, known, sent_too)
+        )
         return len(self.steps) - 1

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from gradweave.comm.agree import gather_text
-from gradweave.comm.execute import Call
+from gradweave.comm.channel import Call
 from gradweave.errors import CollectiveError
 
 

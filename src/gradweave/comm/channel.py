@@ -1,61 +1,74 @@
-"""A process group that nobody else uses, and the thread that sends on it."""
+"""Messages from rank to rank: their tags, and what to say when they fail."""
 
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
+from zlib import crc32
 
+import torch
 import torch.distributed as dist
 
-from gradweave.collectives.topology import Topology
-from gradweave.comm.communicator import Communicator, same_ranks
-from gradweave.comm.worker import CommunicationThread
-from gradweave.torch_internals import is_registered
+from gradweave.collectives.program import Kind, Step
+from gradweave.errors import CollectiveError
 
-# When a message is done, gloo's own threads still have it for a moment, and need Python's lock to
-# let go of it; destroying their group meanwhile would wait for them with that lock.
-LET_GO_WITHIN_S = 0.002
+# A tag has 31 bits: the lower ones tell the messages of a collective apart, the upper ones
+# collectives, so that ranks that are out of step never take each other's data.
+MESSAGES = 1 << 20
+CALLS = 1 << 11
 
-MakeSameRanks = Callable[[], dist.ProcessGroup]
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective on one group: what errors call it, and what its tags begin with."""
+
+    group: dist.ProcessGroup
+    what: str
+    kind: str  # what all ranks must agree on
+    number: int  # of the calls on this group, the same on every rank
+
+    @property
+    def salt(self) -> int:
+        return crc32(f"{self.kind} {self.number}".encode()) % CALLS * MESSAGES
+
+    def failed(self, doing: str, error: RuntimeError) -> CollectiveError:
+        reason = str(error).split("] ", 1)[-1].partition("\n")[0]  # without gloo's source path
+        return CollectiveError(f"{self.what} on rank {self.group.rank()}: {doing} failed: {reason}")
 
 
 class Channel:
-    """Opened on every rank, where all ranks come alike; closed by each rank when it likes.
+    """The messages of one payload of a call, which do not meet those of its other payloads."""
 
-    ``make_group`` is the user's own way to make a group of the same ranks; what it made is the
-    user's to destroy.
-    """
+    def __init__(self, call: Call, payload: int, payloads: int) -> None:
+        self.call, self.payload, self.payloads = call, payload, payloads
+        self._salt = call.salt
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        make_group: MakeSameRanks | None,
-        *,
-        backend: str | None = None,
-    ) -> None:
-        self._is_ours = make_group is None
-        self.group: dist.ProcessGroup = (
-            same_ranks(group, backend=backend) if make_group is None else make_group()
-        )
-        self.topology: Topology | None = None  # asked for on all ranks, where it is not known
-        self._thread: CommunicationThread | None = None
+    def send(self, step: Step, message: torch.Tensor) -> dist.Work | None:
+        """None for an empty message, which does not travel."""
+        if not message.numel():
+            return None
+        try:
+            return self.call.group.send([message], step.peer, self._tag(step))
+        except RuntimeError as error:
+            raise self.call.failed(_described(step), error) from error
 
-    @property
-    def is_sending(self) -> bool:
-        """Whether there is a thread."""
-        return self._thread is not None
+    def receive(self, step: Step, into: torch.Tensor) -> dist.Work | None:
+        if not into.numel():
+            return None
+        try:
+            return self.call.group.recv([into], step.peer, self._tag(step))
+        except RuntimeError as error:
+            raise self.call.failed(_described(step), error) from error
 
-    def thread(self) -> CommunicationThread:
-        """The same one every time."""
-        if self._thread is None:
-            self._thread = CommunicationThread(Communicator(self.group, topology=self.topology))
-        return self._thread
+    def wait(self, step: Step, work: dist.Work | None) -> None:
+        if work is None:
+            return
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self.call.failed(_described(step), error) from error
 
-    def close(self) -> None:
-        """When everything that was submitted is over: first the thread, then the group."""
-        if self._thread is not None:
-            self._thread.close()
-            self._thread = None
-        if self._is_ours:
-            self._is_ours = False
-            time.sleep(LET_GO_WITHIN_S)
-            if is_registered(self.group):  # not so where the user has destroyed all groups
-                dist.destroy_process_group(self.group)
+    def _tag(self, step: Step) -> int:
+        return self._salt + (step.ordinal * self.payloads + self.payload) % MESSAGES
+
+
+def _described(step: Step) -> str:
+    doing = "sending to" if step.kind is Kind.SEND else "receiving from"
+    return f"round {step.round}, {doing} rank {step.peer}"

@@ -12,9 +12,11 @@ from gradweave.collectives.program import Program, program
 from gradweave.collectives.topology import Topology, flat_topology, topology_of
 from gradweave.comm.agree import gather_text, group_device
 from gradweave.comm.agreement import Agreement
-from gradweave.comm.execute import Call, Scratch, execute, slices_for
+from gradweave.comm.channel import Call
+from gradweave.comm.execute import execute
 from gradweave.comm.native import NATIVE
 from gradweave.comm.rounds import execute_by_rounds
+from gradweave.comm.slices import Scratch, cut, slices_for
 from gradweave.comm.tiers import MakeGroup, fastest_collectives, tier_groups, tiered_all_reduce
 from gradweave.costs import GIGABIT_ETHERNET, Link
 from gradweave.errors import RequestError
@@ -92,10 +94,12 @@ class Communicator:
         self, operation: Operation, message: torch.Tensor, call: Call, steps: Program
     ) -> None:
         if self.group.name() != "gloo":
-            execute_by_rounds(steps, message, call)
+            (whole,) = cut(message, steps, scratch=Scratch())
+            execute_by_rounds(steps, whole, call)
             return
         slices = slices_for(message, steps, owned=operation in OWNED)
-        execute(steps, message, call, scratch=self._scratch, slices=slices)
+        payloads = cut(message, steps, scratch=self._scratch, slices=slices)
+        execute(steps, payloads, call, count=slices)
 
     def _run_tiers(self, message: torch.Tensor, named: tuple[str, ...], call: Call) -> None:
         if self._tiers is None:

@@ -7,47 +7,43 @@ only enqueues work on the current stream, and so do the additions: nothing here 
 This path runs on gloo in our tests. On NCCL it has not been run: we have no GPU.
 """
 
+from collections.abc import Iterable
 from itertools import groupby
 
-import torch
 import torch.distributed as dist
 
-from gradweave.collectives.program import Kind, Program, Step
-from gradweave.collectives.schedule import block_edges
-from gradweave.comm.execute import Call
+from gradweave.collectives.program import Kind, Program
+from gradweave.comm.channel import Call
+from gradweave.comm.execute import Payload
 
 
-def execute_by_rounds(program: Program, message: torch.Tensor, call: Call) -> None:
-    edges = block_edges(message.numel(), program.blocks).tolist()
-    for number, steps in groupby(program.steps, key=lambda step: step.round):
-        present = [step for step in steps if edges[step.last] > edges[step.first]]
+def execute_by_rounds(program: Program, payload: Payload, call: Call) -> None:
+    by_round = groupby(enumerate(program.steps), key=lambda placed: placed[1].round)
+    for number, placed in by_round:
+        places = [place for place, _ in placed]
         try:
-            _run_round(program, present, message, edges, call.group)
+            _run_round(program, places, payload, call.group)
         except RuntimeError as error:
-            peers = sorted({step.peer for step in present})
+            peers = sorted({program.steps[place].peer for place in places})
             raise call.failed(f"round {number}, exchanging with ranks {peers}", error) from error
 
 
 def _run_round(
-    program: Program,
-    steps: list[Step],
-    message: torch.Tensor,
-    edges: list[int],
-    group: dist.ProcessGroup,
+    program: Program, places: Iterable[int], payload: Payload, group: dist.ProcessGroup
 ) -> None:
     transfers, arrivals = [], []
-    for step in steps:
-        view = message[edges[step.first] : edges[step.last]]
-        if step.kind is Kind.SEND:
-            transfers.append(dist.P2POp(dist.isend, view, group=group, group_peer=step.peer))
+    for place in places:
+        step = program.steps[place]
+        sends = step.kind is Kind.SEND
+        message = payload.outgoing(place) if sends else payload.room(place)
+        if not message.numel():
             continue
-        sent_too = any(program.steps[need].round == step.round for need in step.needs)
-        arrived = torch.empty_like(view) if step.kind is Kind.ADD or sent_too else view
-        transfers.append(dist.P2POp(dist.irecv, arrived, group=group, group_peer=step.peer))
-        arrivals.append((step.kind, view, arrived))
+        does = dist.isend if sends else dist.irecv
+        transfers.append(dist.P2POp(does, message, group=group, group_peer=step.peer))
+        if not sends:
+            arrivals.append((place, message))
     if transfers:
         for work in dist.batch_isend_irecv(transfers):
             work.wait()
-    for kind, view, arrived in arrivals:
-        if arrived is not view:
-            view.add_(arrived) if kind is Kind.ADD else view.copy_(arrived)
+    for place, message in arrivals:
+        payload.arrived(place, message)

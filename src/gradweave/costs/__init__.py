@@ -5,7 +5,7 @@ A new formula is one function and one line in ``FORMULAS``.
 
 from collections.abc import Callable, Mapping
 
-from gradweave.compression import Compression, Method
+from gradweave.compression import Compression, ExchangeName
 from gradweave.costs import (
     all_reduce,
     hierarchy,
@@ -129,10 +129,12 @@ FORMULAS: Mapping[tuple[Operation, str], Formula] = {
     ("all-gather", "halving-doubling"): _many_streams(scatter_gather.doubling_all_gather),
 }
 
-SPARSE_FORMULAS: Mapping[Method, Callable[[Link, int, float], Line]] = {
-    "topk": sparse.topk,
-    "gtopk": sparse.gtopk,
-    "gtopk-butterfly": sparse.gtopk_butterfly,
+SPARSE_FORMULAS: Mapping[ExchangeName, Callable[[Link, int, float], Line]] = {
+    "topk": sparse.all_gather,
+    "gtopk": sparse.butterfly,
+    "gtopk-tree": sparse.tree,
+    "gtopk-tree-lossy": sparse.tree,
+    "gtopk-all-gather": sparse.all_gather,
 }
 
 

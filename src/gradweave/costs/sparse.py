@@ -1,4 +1,4 @@
-"""Exchanging only the largest gradients: the gTop-k paper's Table I.
+"""Exchanging only the largest gradients: the gTop-k paper's Table I, and a butterfly.
 
 Costs are over the *dense* message of m bytes. Of it, k = density * m bytes of values travel and as
 many bytes of indices, which holds for 4-byte elements and 4-byte indices.
@@ -11,24 +11,24 @@ from gradweave.costs.scatter_gather import rounds
 BYTES_PER_ELEMENT = 4
 
 
-def topk(link: Link, workers: int, density: float) -> Line:
-    """Each worker's k largest, by all-gather: everyone receives 2 (P-1) k bytes."""
+def all_gather(link: Link, workers: int, density: float) -> Line:
+    """Everyone's k elements to everyone: each receives 2 (P-1) k bytes."""
     return Line(
         startup_s=rounds(workers) * link.latency_s,
         s_per_byte=2 * (workers - 1) * density * link.s_per_byte,
     )
 
 
-def gtopk(link: Link, workers: int, density: float) -> Line:
-    """The world's k largest, up a tree that keeps k at every merge, then a broadcast."""
+def tree(link: Link, workers: int, density: float) -> Line:
+    """Up a tree that keeps k elements at every merge, then a broadcast."""
     return Line(
         startup_s=2 * rounds(workers) * link.latency_s,
         s_per_byte=4 * rounds(workers) * density * link.s_per_byte,
     )
 
 
-def gtopk_butterfly(link: Link, workers: int, density: float) -> Line:
-    """The same by swaps between partners, which all merge alike.
+def butterfly(link: Link, workers: int, density: float) -> Line:
+    """By swaps between partners, which all merge alike.
 
     log2 P rounds; where P is no power of two, neighbours act as one, for two rounds more than the
     next lower power needs.

@@ -2,7 +2,7 @@
 
 from gradweave.lab.cluster import Cluster
 from gradweave.lab.job import Job, JobResult, RankExit
-from gradweave.lab.pipes import Line
+from gradweave.lab.pipes import OutputLine
 from gradweave.lab.readings import Rates, SentBytes
 from gradweave.lab.run import run_command
 from gradweave.lab.spec import ClusterSpec
@@ -12,7 +12,7 @@ __all__ = [
     "ClusterSpec",
     "Job",
     "JobResult",
-    "Line",
+    "OutputLine",
     "RankExit",
     "Rates",
     "SentBytes",

@@ -14,7 +14,7 @@ from gradweave.lab import messages
 from gradweave.lab.control import Control
 from gradweave.lab.job import Job
 from gradweave.lab.messages import Answer, Request, StartRank
-from gradweave.lab.pipes import Line, RankPipes
+from gradweave.lab.pipes import OutputLine, RankPipes
 from gradweave.lab.readings import Rates, SentBytes
 from gradweave.lab.spec import (
     FIRST_PORT,
@@ -63,7 +63,7 @@ class Cluster:
         command: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
-        on_line: Callable[[Line], None] | None = None,
+        on_line: Callable[[OutputLine], None] | None = None,
         keep_going: bool = False,
     ) -> Job:
         """Run ``command`` on every rank, with ``env`` added to this process's environment.

@@ -12,7 +12,7 @@ from msgspec import Struct
 from gradweave.errors import LabError
 from gradweave.lab.control import Control
 from gradweave.lab.messages import Stop
-from gradweave.lab.pipes import Line, LinePipe, RankPipes
+from gradweave.lab.pipes import LinePipe, OutputLine, RankPipes
 from gradweave.lab.spec import ClusterSpec
 
 KEPT_LINES = 20
@@ -60,7 +60,7 @@ class Job:
         *,
         spec: ClusterSpec,
         control: Control,
-        on_line: Callable[[Line], None] | None,
+        on_line: Callable[[OutputLine], None] | None,
         keep_going: bool,
     ) -> None:
         self._number, self._pipes, self._spec, self._control = number, pipes, spec, control

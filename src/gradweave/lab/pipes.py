@@ -9,7 +9,7 @@ from msgspec import Struct
 _READ_BYTES = 2**20
 
 
-class Line(Struct, frozen=True):
+class OutputLine(Struct, frozen=True):
     rank: int
     text: str
     is_error: bool  # whether it was written to stderr
@@ -25,7 +25,7 @@ class LinePipe:
         self._begun = b""
         self.ended = False  # whether the writing end is closed
 
-    def read(self, *, last: bool = False) -> list[Line]:
+    def read(self, *, last: bool = False) -> list[OutputLine]:
         """The lines that are there; with ``last``, also one that lacks its end."""
         data = b""
         with suppress(BlockingIOError):
@@ -34,7 +34,9 @@ class LinePipe:
         *whole, self._begun = (self._begun + data).split(b"\n")
         if last and self._begun:
             whole.append(self._begun)
-        return [Line(self._rank, text.decode(errors="replace"), self._is_error) for text in whole]
+        return [
+            OutputLine(self._rank, text.decode(errors="replace"), self._is_error) for text in whole
+        ]
 
 
 class RankPipes:

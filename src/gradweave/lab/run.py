@@ -7,7 +7,7 @@ from contextlib import suppress
 from gradweave.errors import LabError
 from gradweave.lab.cluster import Cluster
 from gradweave.lab.job import GRACE_S, JobResult, RankExit
-from gradweave.lab.pipes import Line
+from gradweave.lab.pipes import OutputLine
 from gradweave.lab.spec import ClusterSpec
 
 INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
@@ -38,7 +38,7 @@ def _run(spec: ClusterSpec, command: Sequence[str], *, loopback: bool) -> JobRes
             raise
 
 
-def _show(line: Line) -> None:
+def _show(line: OutputLine) -> None:
     stream = sys.stderr if line.is_error else sys.stdout
     stream.write(f"[rank {line.rank}] {line.text}\n")
     stream.flush()

@@ -122,7 +122,9 @@ class Observer:
         return Iteration(
             forward_s=self._clock.seconds(began, ended),
             needed_s={
-                name: self._clock.seconds(began, self._called.get(_owner(name, self._called), began))
+                name: self._clock.seconds(
+                    began, self._called.get(_owner(name, self._called), began)
+                )
                 for name in self._parameters
             },
             ready_s={
@@ -275,7 +277,9 @@ def _recording(
 
 def _median_ready_s(observed: list[Iteration], names: list[str]) -> dict[str, float]:
     """Over the iterations that had the gradient; one that never came is as late as the last."""
-    times_s = {name: [one.ready_s[name] for one in observed if name in one.ready_s] for name in names}
+    times_s = {
+        name: [one.ready_s[name] for one in observed if name in one.ready_s] for name in names
+    }
     medians_s = {name: median(times) for name, times in times_s.items() if times}
     return {name: medians_s.get(name, max(medians_s.values())) for name in names}
 

@@ -51,6 +51,9 @@ EXPLAINED = {
     "sharded": "gradients scattered beside backward, parameters gathered beside the next forward",
     "topk": "only the largest gradients of each worker",
     "gtopk": "only the largest gradients of all workers",
+    "gtopk-tree": "only the largest gradients of all workers, by the gTop-k paper's tree",
+    "gtopk-tree-lossy": "the gTop-k paper's tree, with what it loses",
+    "gtopk-all-gather": "only the largest gradients of all workers, found by all of them",
 }
 
 

@@ -7,8 +7,8 @@ from threading import Event, Thread
 
 from gradweave import collectives
 from gradweave.comm import Communicator
-from gradweave.comm.channel import Channel
 from gradweave.comm.lanes import LANES
+from gradweave.comm.own_group import OwnGroup
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
 from gradweave.planning import BOTH_PASSES_COLLECTIVE, OPERATIONS
@@ -39,7 +39,7 @@ class Calibration:
 
     def __init__(
         self,
-        channels: Sequence[Channel],
+        own_groups: Sequence[OwnGroup],
         turns: Turns,
         *,
         collective: str | None,
@@ -49,7 +49,7 @@ class Calibration:
         self.network: Network | None = None
         self.failure: str | None = None
         self._turns, self._is_computing = turns, Event()
-        self._channels, self._collective, self._passes = channels, collective, passes
+        self._own_groups, self._collective, self._passes = own_groups, collective, passes
         self._largest_bytes = min(max(model_bytes, LEAST_CALIBRATED_BYTES), MOST_CALIBRATED_BYTES)
         self._thread = Thread(target=self._run, name="gradweave calibration", daemon=True)
         atexit.register(self.close)
@@ -85,8 +85,8 @@ class Calibration:
             self.failure = f"calibrating failed: {error}"
 
     def _calibrated(self) -> Network:
-        first, *others = [Communicator(channel.group) for channel in self._channels]
-        self._channels[0].topology = first.topology
+        first, *others = [Communicator(own_group.group) for own_group in self._own_groups]
+        self._own_groups[0].topology = first.topology
         return calibrate(
             first.group,
             name="calibrated in training",

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.comm.channel import Channel
+from gradweave.comm.own_group import OwnGroup
 from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder
@@ -29,7 +29,7 @@ from gradweave.runtime.options import (
     check_caps,
     check_whole_model,
     is_whole,
-    needs_channel,
+    needs_own_group,
     priced_collective,
     why_unplannable,
 )
@@ -134,10 +134,10 @@ class DistributedDataParallel(Planned, TorchDDP):
         plans = plans and (given is None or options.replan_when is not None)
         plan = plan_in(given)
         messages = None
-        if needs_channel(options, plan):
+        if needs_own_group(options, plan):
             backend = None if options.compression is None else "gloo"
-            messages = Channel(group, make_group, backend=backend)
-        calibrating = Channel(group, make_group) if plans else None
+            messages = OwnGroup(group, make_group, backend=backend)
+        calibrating = OwnGroup(group, make_group) if plans else None
         self._sparse = None
         if options.compression is not None:  # for life: residuals stay with other buckets
             assert messages is not None
@@ -147,7 +147,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         transports = Transports(
             group,
             options=options,
-            channel=messages or calibrating,
+            own_group=messages or calibrating,
             recorder=self._recorder,
             sparse=self._sparse,
             finds_unused=self.find_unused_parameters,
@@ -326,15 +326,18 @@ class DistributedDataParallel(Planned, TorchDDP):
 
 
 def _close(
-    driver: Driver | None, messages: Channel | None, calibrating: Channel | None, log: FailedPassLog
+    driver: Driver | None,
+    messages: OwnGroup | None,
+    calibrating: OwnGroup | None,
+    log: FailedPassLog,
 ) -> None:
     """Who uses something goes before it."""
     log.close()
     if driver is not None:
         driver.close()
-    for channel in (messages, calibrating):
-        if channel is not None:
-            channel.close()
+    for own_group in (messages, calibrating):
+        if own_group is not None:
+            own_group.close()
 
 
 def _named(torch_arguments: tuple[Any, ...]) -> dict[str, Any]:

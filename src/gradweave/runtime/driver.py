@@ -59,8 +59,10 @@ class Activity(Protocol):
     def step_over(self) -> None: ...
     def part(self) -> Part | None:
         """What it has come to; None while it goes on."""
+
     def agreed(self, parts: Sequence[Any]) -> Reply:
         """What all parts come to, on rank 0; none of them has failed."""
+
     def close(self) -> None: ...
 
 
@@ -77,6 +79,7 @@ class Instruments(Protocol):
     def pricing(self, command: PriceCompression) -> Activity: ...
     def training_step(self) -> int:
         """The number of the step that comes next, as warm-ups count."""
+
     def close(self) -> None: ...
 
 

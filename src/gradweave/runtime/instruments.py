@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gradweave.comm.channel import Channel
+from gradweave.comm.own_group import OwnGroup
 from gradweave.costs.sparse import BYTES_PER_ELEMENT
 from gradweave.errors import RequestError
 from gradweave.runtime.calibration import Calibration
@@ -20,7 +20,7 @@ from gradweave.words import Passes
 class Instruments:
     """Records, calibrates and prices compression; made on every rank, where all come alike.
 
-    ``channels`` are for calibrating, ``sending`` is where sparse messages travel.
+    ``own_groups`` are for calibrating, ``sending`` is where sparse messages travel.
     """
 
     def __init__(
@@ -28,16 +28,16 @@ class Instruments:
         module: nn.Module,
         parameters: dict[str, nn.Parameter],
         board: Noticeboard,
-        channels: Sequence[Channel],
+        own_groups: Sequence[OwnGroup],
         *,
         collective: str | None,
         passes: Passes = "backward",
         keeps_declared_order: bool = False,
         sparse: SparseTraining | None = None,
-        sending: Channel | None = None,
+        sending: OwnGroup | None = None,
     ) -> None:
         self._module, self._parameters = module, parameters
-        self._board, self._channels = board, channels
+        self._board, self._own_groups = board, own_groups
         self._collective, self._passes = collective, passes
         self._keeps_declared_order = keeps_declared_order
         self._sparse, self._sending = sparse, sending
@@ -49,7 +49,7 @@ class Instruments:
             raise RequestError("sparse messages have a price for gradients of 4 bytes only")
         self._surveys += 1
         calibration = Calibration(
-            self._channels,
+            self._own_groups,
             self._board.turns(f"calibration {self._surveys}"),
             collective=self._collective,
             passes=self._passes,
@@ -74,9 +74,9 @@ class Instruments:
 
     def close(self) -> None:
         """Also the groups, unless messages have come to travel there."""
-        for channel in self._channels:
-            if not channel.is_sending:
-                channel.close()
+        for own_group in self._own_groups:
+            if not own_group.is_sending:
+                own_group.close()
 
 
 class Pricing:
@@ -87,7 +87,7 @@ class Pricing:
         command: PriceCompression,
         parameters: dict[str, nn.Parameter],
         sparse: SparseTraining,
-        sending: Channel,
+        sending: OwnGroup,
     ) -> None:
         self._compression, self._parameters, self._sparse = command.compression, parameters, sparse
         self._found: CompressionPrice | Failed | None = None

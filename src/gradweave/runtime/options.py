@@ -81,7 +81,7 @@ def is_whole(compression: Sparse | None) -> bool:
     return compression is not None and compression.whole_model
 
 
-def needs_channel(options: Options, plan: Plan | None) -> bool:
+def needs_own_group(options: Options, plan: Plan | None) -> bool:
     """Whether some messages cannot travel on the user's group."""
     named = () if plan is None else [bucket.collective for bucket in plan.buckets]
     return options.compression is not None or not {options.collective, *named} <= {AUTO, "native"}

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import JoinHook
 
-from gradweave.comm.channel import Channel
+from gradweave.comm.own_group import OwnGroup
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
@@ -50,11 +50,11 @@ class DenseTransport:
         *,
         collectives: Sequence[str],
         named: str,
-        channel: Channel | None,
+        own_group: OwnGroup | None,
         wire_dtype: torch.dtype | None,
     ) -> None:
         self._group, self._collectives, self._named = group, collectives, named
-        self._channel, self._wire_dtype = channel, wire_dtype
+        self._own_group, self._wire_dtype = own_group, wire_dtype
 
     def name_of(self, bucket: int) -> str:
         return self._collectives[bucket] if self._collectives else self._named
@@ -78,15 +78,15 @@ class DenseTransport:
         collective = self.name_of(bucket)
         if collective == "native":
             return self._group.allreduce([message]).get_future()
-        assert self._channel is not None, "who names a collective gives a channel for it"
-        return self._channel.thread().submit("all-reduce", message, collective=collective)
+        assert self._own_group is not None, "who names a collective gives a group for it"
+        return self._own_group.thread().submit("all-reduce", message, collective=collective)
 
 
 class SparseTransport:
     """Only the largest elements; what waits in residuals belongs to one wrapper for its life."""
 
-    def __init__(self, training: SparseTraining, channel: Channel) -> None:
-        self._training, self._channel = training, channel
+    def __init__(self, training: SparseTraining, own_group: OwnGroup) -> None:
+        self._training, self._own_group = training, own_group
 
     def name_of(self, bucket: int) -> str:
         del bucket
@@ -99,7 +99,7 @@ class SparseTransport:
             self._training.begin_step(is_idle=not is_in_backward())
         names = self._training.names_of(parameters)
         average = partial(self._training.average, gradient, names)
-        return self._channel.thread().submit_task(average, gradient)
+        return self._own_group.thread().submit_task(average, gradient)
 
 
 class BucketSender:
@@ -175,12 +175,12 @@ class Transports:
         group: dist.ProcessGroup,
         *,
         options: Options,
-        channel: Channel | None,
+        own_group: OwnGroup | None,
         recorder: SpanRecorder | None = None,
         sparse: SparseTraining | None = None,
         finds_unused: bool = False,
     ) -> None:
-        self._group, self._channel, self._recorder = group, channel, recorder
+        self._group, self._own_group, self._recorder = group, own_group, recorder
         self._wire_dtype = options.wire_dtype
         self._named = "native" if options.collective == AUTO else options.collective
         self._sparse, self._finds_unused = sparse, finds_unused
@@ -188,9 +188,9 @@ class Transports:
     def sender_for(self, plan: Plan | None) -> BucketSender | None:
         """None where torch's own all-reduce is all that is wanted."""
         if self._sparse is not None:
-            assert self._channel is not None, "sparse messages travel on a channel of their own"
+            assert self._own_group is not None, "sparse messages travel on a group of their own"
             return BucketSender(
-                SparseTransport(self._sparse, self._channel),
+                SparseTransport(self._sparse, self._own_group),
                 rank=self._group.rank(),
                 recorder=self._recorder,
                 writes_unused=self._finds_unused,
@@ -203,7 +203,7 @@ class Transports:
             self._group,
             collectives=collectives,
             named=self._named,
-            channel=self._channel,
+            own_group=self._own_group,
             wire_dtype=self._wire_dtype,
         )
         return BucketSender(transport, rank=self._group.rank(), recorder=self._recorder)

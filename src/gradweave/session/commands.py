@@ -117,6 +117,4 @@ class Failed(Struct, frozen=True, tag=True):
     why: str
 
 
-Reply = (
-    Measured | Unplannable | Candidates | SlowestRank | StepsTaken | CompressionPrice | Failed
-)
+Reply = Measured | Unplannable | Candidates | SlowestRank | StepsTaken | CompressionPrice | Failed

@@ -249,9 +249,7 @@ class Session:
             collective="native",
             compression=compression,
         )
-        self.findings = replace(
-            self.findings, stage=Stage.SETTLED, trace=trace, network=priced
-        )
+        self.findings = replace(self.findings, stage=Stage.SETTLED, trace=trace, network=priced)
         self._judge(plan, trace, priced)
 
     def _fastest(self, candidates: tuple[Candidate, ...]) -> Generator[Command, Any, Candidate]:

@@ -1,14 +1,18 @@
 """What an exchange makes of everyone's selected elements, without a network.
 
+An exchange is a schedule, whose blocks are sparse vectors, and what is done with them on arrival:
+they are put beside each other, or merged where the schedule adds.
+
 Note: the law
     Over all ranks, what is applied (once) and what is returned is what was sent, exactly, before
     anything is divided by the number of ranks. ``gtopk-tree-lossy`` breaks it where the paper does.
 
 Note: who keeps what is dropped
-    A merge keeps k elements of a sum and drops the others. In a swap every rank whose elements are
-    in that sum computes the same merge, so each of them takes back what it has put in itself,
-    once: later it has no part in the sums at that index. After a hand-over only the receiver knows
-    what was dropped, so it keeps the sum. From then on the merged vector is what it has put in.
+    A merge keeps k elements of a sum and drops the others. In a swap, where a rank also sends what
+    it adds to, every rank whose elements are in that sum computes the same merge, so each of them
+    takes back what it has put in itself, once: later it has no part in the sums at that index.
+    After a hand-over only the receiver knows what was dropped, so it keeps the sum. From then on
+    the merged vector is what it has put in.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from gradweave.collectives import binomial, bruck, doubling
+from gradweave.collectives.program import Kind, Step
+from gradweave.collectives.schedule import Schedule
 from gradweave.errors import RequestError
-from gradweave.sparse.rounds import Meaning, Step, Steps, all_gather, butterfly, tree
 from gradweave.sparse.vectors import SparseVector, add, add_all, like, part_by, part_largest
 
 
@@ -33,8 +39,8 @@ class Exchanged:
         return self.applied.finite
 
 
-class Part(Protocol):
-    """One rank's part in an exchange, step by step."""
+class Participant(Protocol):
+    """One rank in an exchange, which it goes through step by step of its program."""
 
     def outgoing(self, step: Step) -> list[SparseVector]: ...
     def arrived(self, step: Step, vectors: list[SparseVector]) -> None: ...
@@ -43,31 +49,32 @@ class Part(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Steps, and one rank's part in them, made from (its rank, what it sends, k)."""
+    """Who sends to whom among so many ranks, and a participant, from (its rank, what it sends, k).
 
-    steps: Steps
-    part: Callable[[int, SparseVector, int], Part]
+    Ranks take part by ``program(schedule(ranks), rank)``.
+    """
+
+    schedule: Callable[[int], Schedule]
+    participant: Callable[[int, SparseVector, int], Participant]
 
 
 class Gathering:
     """Everyone's vector on every rank. All sums are applied, or the ``largest`` k (Algorithm 2)."""
 
     def __init__(self, rank: int, mine: SparseVector, k: int, *, largest: bool) -> None:
-        self.rank, self.mine = rank, mine
+        self.mine = mine
         self.applied_at_most = k if largest else None
-        self.gathered = [mine]
+        self.gathered = {rank: mine}
 
     def outgoing(self, step: Step) -> list[SparseVector]:
-        return self.gathered[: step.vectors]
+        return [self.gathered[rank] for rank in range(step.first, step.last)]
 
     def arrived(self, step: Step, vectors: list[SparseVector]) -> None:
-        del step
-        self.gathered += vectors
+        self.gathered.update(zip(range(step.first, step.last), vectors, strict=True))
 
     def result(self) -> Exchanged:
-        # From rank 0 on, in the order of ranks, so that all of them round alike.
-        first = len(self.gathered) - self.rank
-        total = add_all(self.gathered[first:] + self.gathered[:first])
+        # In the order of ranks, so that all of them round alike.
+        total = add_all([self.gathered[rank] for rank in sorted(self.gathered)])
         if self.applied_at_most is None:
             return Exchanged(total, like(self.mine))
         return _own_returned(self.mine, part_largest(total, self.applied_at_most).inside)
@@ -93,12 +100,12 @@ class Merging:
 
     def arrived(self, step: Step, vectors: list[SparseVector]) -> None:
         (vector,) = vectors
-        if step.meaning is Meaning.RESULT:
+        if step.kind is Kind.REPLACE:
             self.merged = vector
             return
         self.merged, dropped = part_largest(add(self.merged, vector), self.k)
         # See Note: who keeps what is dropped
-        if step.meaning is Meaning.SWAP:
+        if step.sent_too:
             dropped, self.live = part_by(self.live, dropped.indices)
         else:
             self.live = self.merged
@@ -115,11 +122,11 @@ def _own_returned(mine: SparseVector, applied: SparseVector) -> Exchanged:
 
 
 EXCHANGES: Mapping[str, Exchange] = {
-    "topk": Exchange(all_gather, partial(Gathering, largest=False)),
-    "gtopk-all-gather": Exchange(all_gather, partial(Gathering, largest=True)),
-    "gtopk-tree": Exchange(tree, partial(Merging, lossy=False)),
-    "gtopk-tree-lossy": Exchange(tree, partial(Merging, lossy=True)),
-    "gtopk-butterfly": Exchange(butterfly, partial(Merging, lossy=False)),
+    "topk": Exchange(bruck.all_gather, partial(Gathering, largest=False)),
+    "gtopk": Exchange(doubling.all_reduce, partial(Merging, lossy=False)),
+    "gtopk-tree": Exchange(binomial.all_reduce, partial(Merging, lossy=False)),
+    "gtopk-tree-lossy": Exchange(binomial.all_reduce, partial(Merging, lossy=True)),
+    "gtopk-all-gather": Exchange(bruck.all_gather, partial(Gathering, largest=True)),
 }
 
 

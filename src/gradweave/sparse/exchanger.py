@@ -1,7 +1,6 @@
 """Exchanges on a process group."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,11 +8,12 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from gradweave.collectives.program import Program, Step, program
 from gradweave.comm.agreement import Agreement
-from gradweave.comm.execute import Call
+from gradweave.comm.channel import Call
+from gradweave.comm.execute import execute
 from gradweave.errors import RequestError
-from gradweave.sparse.exchange import Exchanged, find_exchange
-from gradweave.sparse.rounds import Step
+from gradweave.sparse.exchange import Exchanged, Participant, find_exchange
 from gradweave.sparse.vectors import SparseVector, index_type, message_bytes, pack, unpack
 
 
@@ -33,6 +33,7 @@ class Exchanger:
         self.group = group
         self._agreement = Agreement(group)
         self._calls = 0
+        self._programs: dict[str, Program] = {}  # by exchange
 
     def start_sum(self, message: torch.Tensor) -> Callable[[], None]:
         """Begin to sum a flat tensor over the ranks, in place, by gloo; call the result to wait."""
@@ -55,78 +56,61 @@ class Exchanger:
         if len(mine) > k:
             raise ValueError(f"a message has room for {k} elements, got {len(mine)}")
         values = mine.values.dtype
-        chosen = find_exchange(exchange)
-        call = Call(
-            self.group, exchange, f"{exchange}, {values}, {k} of {numel} elements", self._calls
-        )
+        participant = find_exchange(exchange).participant(self.group.rank(), mine, k)
+        kind = f"{exchange}, {values.type.__name__}, {k} of {numel} elements"
+        call = Call(self.group, exchange, kind, self._calls)
         self._calls += 1
         self._agreement.check(call, device=torch.device("cpu"))
-        part = chosen.part(self.group.rank(), mine, k)
-        steps = chosen.steps(self.group.rank(), self.group.size())
-        line = _Line(call, k, values, index_type(numel))
-        # All receives are posted at once: gloo moves a message when both sides have.
-        arriving = {step.round: line.post(step) for step in steps if step.source is not None}
-        sending = []
-        for step in steps:
-            if step.to is not None:
-                sending.append((step, line.send(step, part.outgoing(step))))
-            if step.source is not None:
-                part.arrived(step, line.take(step, *arriving.pop(step.round)))
-        for step, work in sending:
-            line.wait(work, f"round {step.round}, sending to rank {step.to}")
-        return part.result()
+        steps = self._program(exchange)
+        packed = _Packed(steps, participant, k=k, values=values, indices=index_type(numel))
+        execute(steps, [packed], call)
+        return participant.result()
+
+    def _program(self, exchange: str) -> Program:
+        if exchange not in self._programs:
+            schedule = find_exchange(exchange).schedule(self.group.size())
+            self._programs[exchange] = program(schedule, self.group.rank())
+        return self._programs[exchange]
 
 
-Message = NDArray[np.uint8]
+class _Packed:
+    """What a participant sends and receives: the vectors of a step, packed into one message."""
 
+    copied = True
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A call's way to the other ranks: vectors in one message, errors that say what went on."""
+    def __init__(
+        self,
+        steps: Program,
+        participant: Participant,
+        *,
+        k: int,
+        values: np.dtype[Any],
+        indices: np.dtype[Any],
+    ) -> None:
+        self._steps, self._participant = steps.steps, participant
+        self._values, self._indices = values, indices
+        self._vector_bytes = message_bytes(k, values, indices)
 
-    call: Call
-    k: int
-    values: np.dtype[Any]
-    indices: np.dtype[Any]
-
-    def post(self, step: Step) -> tuple[Message, dist.Work]:
-        assert step.source is not None
+    def outgoing(self, place: int) -> torch.Tensor:
+        step = self._steps[place]
         message = self._message(step)
-        try:
-            work = self.call.group.recv(
-                [torch.from_numpy(message)], step.source, self.call.salt + step.round
-            )
-        except RuntimeError as error:
-            raise self.call.failed(_receiving(step), error) from error
-        return message, work
-
-    def take(self, step: Step, message: Message, work: dist.Work) -> list[SparseVector]:
-        self.wait(work, _receiving(step))
-        parts = message.reshape(step.vectors, -1)
-        return [unpack(part, self.values, self.indices) for part in parts]
-
-    def send(self, step: Step, vectors: list[SparseVector]) -> dist.Work:
-        assert step.to is not None
-        message = self._message(step)
-        for part, vector in zip(message.reshape(step.vectors, -1), vectors, strict=True):
+        vectors = self._participant.outgoing(step)
+        for part, vector in zip(self._parts(message), vectors, strict=True):
             pack(vector, part)
-        try:
-            return self.call.group.send(
-                [torch.from_numpy(message)], step.to, self.call.salt + step.round
-            )
-        except RuntimeError as error:
-            doing = f"round {step.round}, sending to rank {step.to}"
-            raise self.call.failed(doing, error) from error
+        return torch.from_numpy(message)
 
-    def wait(self, work: dist.Work, doing: str) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise self.call.failed(doing, error) from error
+    def room(self, place: int) -> torch.Tensor:
+        return torch.from_numpy(self._message(self._steps[place]))
 
-    def _message(self, step: Step) -> Message:
-        return np.zeros(step.vectors * message_bytes(self.k, self.values, self.indices), np.uint8)
+    def arrived(self, place: int, message: torch.Tensor) -> None:
+        vectors = [
+            unpack(part, self._values, self._indices) for part in self._parts(message.numpy())
+        ]
+        self._participant.arrived(self._steps[place], vectors)
 
+    def _message(self, step: Step) -> NDArray[np.uint8]:
+        return np.zeros((step.last - step.first) * self._vector_bytes, np.uint8)
 
-def _receiving(step: Step) -> str:
-    return f"round {step.round}, receiving from rank {step.source}"
+    def _parts(self, message: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """One row for each vector."""
+        return message.reshape(-1, self._vector_bytes)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gradweave.compression import Compression
+from gradweave.compression import Compression, ExchangeName
 from gradweave.errors import RequestError
 from gradweave.sparse.exchange import find_exchange
 from gradweave.sparse.select import find_selection
@@ -29,7 +29,7 @@ class Sparse:
     exchanges: ClassVar[str]  # how the names of those begin that have this result
 
     density: float | Densities = field(default_factory=Densities)
-    exchange: str
+    exchange: ExchangeName
     selection: str | None = None
     momentum: float | None = None
     masking: bool = True
@@ -71,7 +71,7 @@ class GTopK(Sparse):
 
     exchanges: ClassVar[str] = "gtopk"
 
-    exchange: str = "gtopk-butterfly"
+    exchange: ExchangeName = "gtopk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class TopK(Sparse):
 
     exchanges: ClassVar[str] = "topk"
 
-    exchange: str = "topk"
+    exchange: ExchangeName = "topk"
 
 
 def settings_for(compression: Compression) -> Sparse:

@@ -33,7 +33,7 @@ class Sparsifier:
         exchanger: Exchanger,
         parameters: Mapping[str, torch.Tensor],
         *,
-        exchange: str = "gtopk-butterfly",
+        exchange: str = "gtopk",
         selection: str | None = None,
         momentum: MomentumCorrection | None = None,
         clip_norm: float | None = None,

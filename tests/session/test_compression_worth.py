@@ -4,30 +4,22 @@ import pytest
 import torch
 from msgspec.structs import replace
 from ranks import on_threads
-from torch import nn
 
 from gradweave import Link, Network, Tensor, Trace
-from gradweave.compression import METHODS, Compression
+from gradweave.compression import Compression
 from gradweave.costs import Line, flat
 from gradweave.network import CollectiveCost
 from gradweave.plan import merge
 from gradweave.planning import make_plan
-from gradweave.session.candidates import Candidate
+from gradweave.recipe import Recipe
+from gradweave.session.compression import verdict, with_compression_price
 from gradweave.session.explain import explanation
-from gradweave.session.findings import Findings
-from gradweave.runtime.options import Options
-from gradweave.runtime.pilot import Pilot
-from gradweave.runtime.thinning import (
-    PRICED_AS,
-    compression_at,
-    settings_for,
-    verdict,
-    with_sparse_prices,
-)
+from gradweave.session.findings import Findings, Stage
+from gradweave.session.session import LAST_STEP, Session, Task
 from gradweave.sparse.exchange import EXCHANGES
 from gradweave.sparse.exchanger import Exchanger
-from gradweave.sparse.settings import GTopK
-from gradweave.sparse.timing import selection_s_per_element
+from gradweave.sparse.settings import GTopK, settings_for
+from gradweave.sparse.timing import exchange_cost, selection_s_per_element
 
 TRACE = Trace(
     name="two",
@@ -39,7 +31,7 @@ TRACE = Trace(
         for name, ready_s in (("b", 0.01), ("a", 0.02))
     ),
 )
-SPARSE = compression_at(GTopK(density=0.001))
+SPARSE = GTopK(density=0.001).compression_at(LAST_STEP)
 
 
 def network(*, bits_per_s, selection_s=1e-9):
@@ -50,12 +42,12 @@ def network(*, bits_per_s, selection_s=1e-9):
 def settled(net, compression=SPARSE):
     plan = make_plan(TRACE, net, workers=4, compression=compression)
     worth = verdict(TRACE, plan, net, workers=4)
-    return Findings(trace=TRACE, network=net, plan=plan, stage="settled", worth=worth)
+    return Findings(trace=TRACE, network=net, plan=plan, stage=Stage.SETTLED, worth=worth)
 
 
 def test_what_is_compressed_is_called_so():
-    said = explanation(settled(network(bits_per_s=1e8)), None, workers=4)
-    assert said.partition(",")[0] == "2 messages by gtopk-butterfly:0.001"
+    said = explanation(settled(network(bits_per_s=1e8)), workers=4)
+    assert said.partition(",")[0] == "2 messages by gtopk:0.001"
 
 
 def test_it_pays_on_a_slow_network():
@@ -63,9 +55,7 @@ def test_it_pays_on_a_slow_network():
     judged = verdict(TRACE, found.plan, found.network, workers=4)
     assert judged.pays
     assert judged.compressed_s < judged.dense_s / 4
-    (said,) = [
-        line for line in explanation(found, None, workers=4).split("\n") if "ompress" in line
-    ]
+    (said,) = [line for line in explanation(found, workers=4).split("\n") if "ompress" in line]
     assert said == (
         f"Compression pays: predicted {judged.compressed_s * 1e3:.1f} ms an iteration with it, "
         f"{judged.dense_s * 1e3:.1f} ms with the best dense plan."
@@ -76,47 +66,50 @@ def test_it_pays_on_a_slow_network():
 def test_it_does_not_pay_where_messages_are_cheap_or_selecting_is_dear(bits_per_s, selection_s):
     found = settled(network(bits_per_s=bits_per_s, selection_s=selection_s))
     assert not verdict(TRACE, found.plan, found.network, workers=4).pays
-    said = explanation(found, None, workers=4)
+    said = explanation(found, workers=4)
     assert "Compression does not pay on this network: predicted" in said
     assert said.endswith("ms with the best dense plan; leave it out.")
 
 
 def test_of_dense_plans_there_is_nothing_to_say():
     net = network(bits_per_s=1e9)
-    assert "ompression" not in explanation(settled(net, compression=None), None, workers=4)
+    assert "ompression" not in explanation(settled(net, compression=None), workers=4)
     assert verdict(TRACE, merge(TRACE, [2], planner="p", collective="ring"), net, workers=4) is None
 
 
-def test_every_exchange_has_a_price():
-    assert set(PRICED_AS) == set(EXCHANGES)
-    assert Compression(method="gtopk-butterfly", density=0.001) == SPARSE
+def test_what_trains_by_default_is_called_gtopk_by_who_predicts():
+    assert Compression(method="gtopk", density=0.001) == SPARSE
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EXCHANGES)
 def test_what_has_a_price_can_be_done(method):
     compression = Compression(method=method, density=0.01)
-    assert compression_at(settings_for(compression)) == compression
+    settings = settings_for(compression)
+    assert (settings.exchange, settings.compression_at(LAST_STEP)) == (method, compression)
 
 
 def agreed(group):
     """What a bucket of a thousand elements costs, to select from and to exchange."""
-    settings = GTopK(density=0.001)
-    net = with_sparse_prices(
-        network(bits_per_s=1e9),
-        settings,
-        Exchanger(group),
-        numel=1000 * (1 + group.rank()),
-        like=torch.zeros(1),
+    selecting_s = selection_s_per_element(
+        1000, like=torch.zeros(1), density=SPARSE.density, settings=settings_for(SPARSE)
     )
-    phases = net.phases("ring", workers=group.size(), compression=compression_at(settings))
+    exchange = exchange_cost(Exchanger(group), exchange=SPARSE.method, density=SPARSE.density)
+    net = with_compression_price(
+        network(bits_per_s=1e9),
+        SPARSE,
+        selection_s_per_element=selecting_s,
+        exchange=exchange,
+        workers=group.size(),
+    )
+    phases = net.phases("ring", workers=group.size(), compression=SPARSE)
     return [(name, cost.startup_s, cost.s_per_byte) for name, cost in phases]
 
 
-def test_ranks_agree_on_what_selecting_and_exchanging_cost():
+def test_ranks_agree_on_what_exchanging_costs():
     first, second = on_threads(2, agreed)
-    assert first == second
+    assert first[1] == second[1]
     (_, nothing_s, selecting_s), (exchange, startup_s, s_per_byte) = first
-    assert exchange == "gtopk-butterfly:0.001"
+    assert exchange == "gtopk:0.001"
     assert nothing_s == 0 < selecting_s
     assert startup_s > 0
     assert s_per_byte >= 2 * 0.001 * 8e-9, "less than the links need"
@@ -152,30 +145,10 @@ def test_timing_draws_no_number_of_the_trainings():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-class TwoRanks:
-    """A group that nobody speaks in."""
-
-    def size(self):
-        return 2
-
-    def name(self):
-        return "gloo"
-
-
 @pytest.mark.parametrize(("bits_per_s", "times"), [(1e11, 1), (1e7, 0)])
 def test_the_log_says_where_it_does_not_pay(caplog, bits_per_s, times):
-    pilot = Pilot(
-        Options(),
-        module=nn.Linear(1, 1),
-        parameters={},
-        group=TwoRanks(),
-        make_group=TwoRanks,
-        adopt=lambda _: None,
-        keeps_declared_order=False,
-        torch_cap_mb=None,
-        given=None,
-    )
     net = network(bits_per_s=bits_per_s)
     plan = make_plan(TRACE, net, workers=2, compression=SPARSE)
-    pilot._settle(Candidate(plan=plan, predicted_s=0.1), TRACE, net)
+    recipe = Recipe(workers=2, device="cpu", plan=plan, trace=TRACE, network=net, step_s=None)
+    Session(Task(workers=2), given=recipe)
     assert caplog.text.count("Compression does not pay on this network") == times

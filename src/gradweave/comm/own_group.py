@@ -1,0 +1,61 @@
+"""A process group that nobody else uses, and the thread that sends on it."""
+
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from gradweave.collectives.topology import Topology
+from gradweave.comm.communicator import Communicator, same_ranks
+from gradweave.comm.worker import CommunicationThread
+from gradweave.torch_internals import is_registered
+
+# When a message is done, gloo's own threads still have it for a moment, and need Python's lock to
+# let go of it; destroying their group meanwhile would wait for them with that lock.
+LET_GO_WITHIN_S = 0.002
+
+MakeSameRanks = Callable[[], dist.ProcessGroup]
+
+
+class OwnGroup:
+    """Opened on every rank, where all ranks come alike; closed by each rank when it likes.
+
+    ``make_group`` is the user's own way to make a group of the same ranks; what it made is the
+    user's to destroy.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        make_group: MakeSameRanks | None,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        self._is_ours = make_group is None
+        self.group: dist.ProcessGroup = (
+            same_ranks(group, backend=backend) if make_group is None else make_group()
+        )
+        self.topology: Topology | None = None  # asked for on all ranks, where it is not known
+        self._thread: CommunicationThread | None = None
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether there is a thread."""
+        return self._thread is not None
+
+    def thread(self) -> CommunicationThread:
+        """The same one every time."""
+        if self._thread is None:
+            self._thread = CommunicationThread(Communicator(self.group, topology=self.topology))
+        return self._thread
+
+    def close(self) -> None:
+        """When everything that was submitted is over: first the thread, then the group."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+        if self._is_ours:
+            self._is_ours = False
+            time.sleep(LET_GO_WITHIN_S)
+            if is_registered(self.group):  # not so where the user has destroyed all groups
+                dist.destroy_process_group(self.group)

@@ -1,0 +1,89 @@
+"""How a file of an older version becomes one of the next, step by step.
+
+An upgrade takes what was written; whatever is wrong with it is found when it is read.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+Document = dict[str, Any]
+Upgrade = Callable[[Document], Document]
+
+# Exchanges, while the name of the one that trains stood for the paper's tree.
+RENAMED_EXCHANGES = {"gtopk": "gtopk-tree", "gtopk-butterfly": "gtopk"}
+
+
+def network_2(document: Document) -> Document:
+    """Version 1 knew one cost for a collective, and no latency beside it."""
+    added = {"beside": "nothing", "latency_s": 0.0}
+    return _with_each(document, "costs", lambda cost: {**added, **cost})
+
+
+def network_3(document: Document) -> Document:
+    """Version 2 did not know what selecting gradients costs."""
+    return {"selection_s_per_element": 0.0, **document}
+
+
+def network_4(document: Document) -> Document:
+    """Version 3 had other names for exchanges."""
+
+    def renamed(cost: Document) -> Document:
+        name, colon, density = str(cost.get("collective")).partition(":")
+        if name not in RENAMED_EXCHANGES:
+            return cost
+        return {**cost, "collective": RENAMED_EXCHANGES[name] + colon + density}
+
+    return _with_each(document, "costs", renamed)
+
+
+def plan_2(document: Document) -> Document:
+    """Version 1 knew all-reduces beside backward only."""
+    return {"passes": "backward", **document}
+
+
+def plan_3(document: Document) -> Document:
+    """Version 2 had other names for exchanges."""
+
+    def renamed(bucket: Document) -> Document:
+        match bucket:
+            case {"compression": {"method": str(name), **rest}} if name in RENAMED_EXCHANGES:
+                return {**bucket, "compression": {"method": RENAMED_EXCHANGES[name], **rest}}
+        return bucket
+
+    return _with_each(document, "buckets", renamed)
+
+
+def recipe_2(document: Document) -> Document:
+    """Version 1 did not say what a step took, and held older plans and networks."""
+    return _with_held({"step_s": None, **document}, plan=plan_2, network=network_3)
+
+
+def recipe_3(document: Document) -> Document:
+    """Version 2 held older plans and networks."""
+    return _with_held(document, plan=plan_3, network=network_4)
+
+
+UPGRADES: dict[str, tuple[str, Upgrade]] = {
+    "gradweave.network/1": ("gradweave.network/2", network_2),
+    "gradweave.network/2": ("gradweave.network/3", network_3),
+    "gradweave.network/3": ("gradweave.network/4", network_4),
+    "gradweave.plan/1": ("gradweave.plan/2", plan_2),
+    "gradweave.plan/2": ("gradweave.plan/3", plan_3),
+    "gradweave.recipe/1": ("gradweave.recipe/2", recipe_2),
+    "gradweave.recipe/2": ("gradweave.recipe/3", recipe_3),
+}
+
+
+def _with_each(document: Document, key: str, upgrade: Upgrade) -> Document:
+    """Every object of a list upgraded; what is not one stays as it is."""
+    items = document.get(key)
+    if not isinstance(items, list):
+        return document
+    return {**document, key: [upgrade(one) if isinstance(one, dict) else one for one in items]}
+
+
+def _with_held(document: Document, **upgrades: Upgrade) -> Document:
+    """The values that a file holds upgraded, by their names in it."""
+    held = {name: document.get(name) for name in upgrades}
+    newer = {name: upgrades[name](one) for name, one in held.items() if isinstance(one, dict)}
+    return {**document, **newer}
