@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import nn
 
 from gradweave.errors import CollectiveError, RequestError
-from gradweave.runtime.flat import FlatBucket
+from gradweave.runtime.flat_buckets import FlatBucket
+from gradweave.torch_internals import when_backward_ends
 
 
 class Departures:
@@ -80,8 +80,7 @@ class Departures:
             return
         if not self._is_leaving:
             self._is_leaving = True
-            engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
-            engine.queue_callback(self._end)
+            when_backward_ends(self._end)
         self._missing[number].discard(parameter)
         while self._next < len(self._buckets) and not self._missing[self._next]:
             self._leave()

@@ -8,14 +8,21 @@ from gradweave.simulation import simulate
 from gradweave.trace import Trace
 
 
-def explanation(found: Findings | None, why_unplanned: str | None, *, workers: int) -> str:
+def explanation(
+    found: Findings | None,
+    why_unplanned: str | None,
+    *,
+    workers: int,
+    baseline: str = "torch's own buckets",
+) -> str:
+    """Say how messages travel and why so; ``baseline`` is what travels without a plan."""
     if found is None:
-        return f"torch's own buckets stay: {why_unplanned}."
+        return f"{baseline} stay: {why_unplanned}."
     worth = [] if found.worth is None else [str(found.worth)]
-    return "\n".join([*_how(found, workers), *worth])
+    return "\n".join([*_how(found, workers, baseline), *worth])
 
 
-def _how(found: Findings, workers: int) -> list[str]:
+def _how(found: Findings, workers: int, baseline: str) -> list[str]:
     """How messages travel, and why so."""
     if found.is_whole:
         unknown = [] if found.note is None else [f"Whether that pays is unknown: {found.note}."]
@@ -26,15 +33,23 @@ def _how(found: Findings, workers: int) -> list[str]:
     if found.stage != "settled":
         return [f"No plan yet: {found.stage}."]
     if plan is None:
-        return [f"torch's own buckets stay: {found.note}."]
+        return [f"{baseline} stay: {found.note}."]
     if found.trace is None or found.network is None or not found.trials:
         how = "as given" if found.is_given else f"planned by {plan.planner}"
         return [f"{_buckets(plan)}, {how}."]
-    return _chosen(found.trials, plan, found.trace, found.network, workers)
+    return _chosen(
+        found.trials, plan, found.trace, found.network, workers=workers, baseline=baseline
+    )
 
 
 def _chosen(
-    trials: list[Trial], plan: Plan, trace: Trace, network: Network, workers: int
+    trials: list[Trial],
+    plan: Plan,
+    trace: Trace,
+    network: Network,
+    *,
+    workers: int,
+    baseline: str,
 ) -> list[str]:
     measured = (
         f"Measured: {len(trace.tensors)} gradients, {trace.nbytes.sum() / 1e6:.1f} MB; "
@@ -44,7 +59,7 @@ def _chosen(
     lines = [measured]
     for trial in trials:
         tried = trial.candidate.plan
-        name = "torch's own" if trial.candidate.is_torchs else tried.planner
+        name = baseline if trial.candidate.is_torchs else tried.planner
         times = " and ".join(f"{taken_s * 1e3:.1f}" for taken_s in trial.rounds_s)
         lines.append(
             f"Tried: {name}, {_buckets(tried)}: predicted "
@@ -59,10 +74,10 @@ def _chosen(
     )
     lines.append(f"Chosen: {_buckets(plan)}, planned by {plan.planner}.")
     ratio = torchs.step_s / chosen.step_s
-    lines.append(f"A step is {ratio:.2f}x as fast as with torch's own buckets.")
+    lines.append(f"A step is {ratio:.2f}x as fast as with {baseline}.")
     lines.append(
-        f"Communication that nothing hides, predicted: {before_s * 1e3:.1f} ms with torch's own "
-        f"buckets, {now_s * 1e3:.1f} ms now."
+        f"Communication that nothing hides, predicted: {before_s * 1e3:.1f} ms with {baseline}, "
+        f"{now_s * 1e3:.1f} ms now."
     )
     return lines
 
