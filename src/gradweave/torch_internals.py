@@ -1,13 +1,16 @@
 """The one home for torch's private names: what each is for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from threading import Lock
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.autograd.variable import Variable
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
+from torch.nn.utils import clip_grad
 
 
 def when_backward_ends(callback: Callable[[], None]) -> None:
@@ -34,3 +37,48 @@ def unlisted_gloo_group(
     group._set_default_backend(kind)  # noqa: SLF001
     group._register_backend(torch.device("cpu"), kind, gloo)  # noqa: SLF001
     return group
+
+
+# --- Clipping -------------------------------------------------------------------------------------
+
+ClippingCheck = Callable[[list[torch.Tensor]], None]
+_clipping_checks: tuple[ClippingCheck, ...] = ()
+_clipping_lock = Lock()
+_total_norm: Callable[..., torch.Tensor] | None = getattr(clip_grad, "_get_total_norm", None)
+
+
+def watch_clipping(check: ClippingCheck) -> Callable[[], None]:
+    """Call it with all gradients that torch's clip_grad_norm_ is to clip; return what ends that.
+
+    torch has no hook there, and whoever clips has mostly imported the function itself, so the one
+    that computes the norm is replaced meanwhile. Where torch lacks it, nothing is checked.
+    """
+    global _clipping_checks  # noqa: PLW0603 torch's function is the process's, too
+    with _clipping_lock:
+        _clipping_checks = (*_clipping_checks, check)
+        _replace_total_norm()
+
+    def end() -> None:
+        global _clipping_checks  # noqa: PLW0603
+        with _clipping_lock:
+            _clipping_checks = tuple(one for one in _clipping_checks if one is not check)
+            _replace_total_norm()
+
+    return end
+
+
+def _replace_total_norm() -> None:
+    if _total_norm is not None:
+        clip_grad._get_total_norm = (  # noqa: SLF001
+            _checked_total_norm if _clipping_checks else _total_norm
+        )
+
+
+def _checked_total_norm(
+    tensors: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    for check in _clipping_checks:
+        check(gradients)
+    assert _total_norm is not None
+    return _total_norm(gradients, *args, **kwargs)

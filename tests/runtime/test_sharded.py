@@ -295,6 +295,45 @@ def test_zeroing_forgets_what_was_added_up():
         assert_same(state, expected)
 
 
+def frozen_now_and_then(model, wrapped, optimizer, loss_of, everything):
+    """A layer in the odd steps, and everything while somebody else's loss goes through it."""
+    for number, step in enumerate(everything):
+        model[0].requires_grad_(number % 2 == 0)
+        optimizer.zero_grad()
+        loss_of(step).backward()
+        optimizer.step()
+        wrapped.requires_grad_(requires_grad=False)
+        inputs = step.clone().requires_grad_()
+        loss_of(inputs).backward()
+        wrapped.requires_grad_(requires_grad=True)
+    return wrapped.state_dict()
+
+
+def frozen_on_ranks(group, twins, make):
+    wrapped = sharded(group, twins, model := small(), plan=MADE)
+
+    def loss_of(step):
+        return (wrapped(step[group.rank()]) ** 2).mean()
+
+    optimizer = make(wrapped.parameters())
+    return frozen_now_and_then(model, wrapped, optimizer, loss_of, batches(group.size()))
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_what_is_frozen_for_a_while_stays_as_it_is(name):
+    """Also under momentum and weight decay, and by turns, as adversaries train."""
+    model = small()
+    expected = frozen_now_and_then(
+        model,
+        model,
+        OPTIMIZERS[name](model.parameters()),
+        lambda step: (model(step.flatten(0, 1)) ** 2).mean(),
+        batches(2),
+    )
+    for state in on_ranks(2, frozen_on_ranks, OPTIMIZERS[name]):
+        assert_same(state, expected)
+
+
 REAL_STEPS = 50
 
 

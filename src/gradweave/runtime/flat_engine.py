@@ -4,7 +4,7 @@ import atexit
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from threading import Thread
 
@@ -24,9 +24,11 @@ from gradweave.plan import Plan
 from gradweave.planning import OPERATIONS
 from gradweave.runtime.arrivals import Arrivals
 from gradweave.runtime.departures import Departures
+from gradweave.runtime.elementwise import require_elementwise
 from gradweave.runtime.flat_buckets import flat_buckets
 from gradweave.runtime.optimizer_steps import watch_steps
 from gradweave.runtime.shards import Shards
+from gradweave.torch_internals import watch_clipping
 from gradweave.words import Operation
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class FlatEngine:
     ``make_group``  makes another process group of the same ranks, for each thread that sends;
                     without it the engine makes groups of its own, which go with it.
     ``recorder``    notes when each message travelled.
+    ``elementwise`` classes of optimizers that the user knows to update each element by itself.
     """
 
     def __init__(
@@ -64,11 +67,14 @@ class FlatEngine:
         first_plan: Plan,
         recorder: SpanRecorder | None,
         on_step_over: Callable[[], None],
+        elementwise: Collection[type[Optimizer]] = (),
     ) -> None:
         _check_plan(first_plan, parameters)
         self.passes = 0  # synchronised backward passes that are over
         self.module, self.parameters, self.group = module, dict(parameters), group
         self._recorder, self._on_step_over = recorder, on_step_over
+        self._elementwise = elementwise
+        self._frozen = {name: p for name, p in module.named_parameters() if name not in parameters}
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
@@ -88,6 +94,7 @@ class FlatEngine:
             opened.callback(self._take_no_more_gradients)
             self._make_equal()
             opened.callback(watch_steps(self._before_step, self._after_step))
+            opened.callback(watch_clipping(self._check_clipped))
             self._opened = opened.pop_all()
 
     def close(self) -> None:
@@ -113,6 +120,12 @@ class FlatEngine:
     def begin_forward(self, *, is_synchronised: bool) -> None:
         """The model is about to be called; whether gradients of this pass are to travel."""
         self._departures.require_ended()
+        for name, parameter in self._frozen.items():
+            if is_synchronised and parameter.requires_grad:
+                raise RequestError(
+                    f"{name!r} was frozen when the model was wrapped and has no place in a bucket; "
+                    "unfreeze it before wrapping, and freeze it afterwards"
+                )
         if self._is_stale:
             self.gather()
         if torch.is_grad_enabled():
@@ -233,7 +246,19 @@ class FlatEngine:
                     f"the optimizer holds the model's own {name!r}, whose gradient goes to shards; "
                     "make it from the wrapper's parameters(), after wrapping"
                 )
+        if self.shards.of(optimizer):
+            require_elementwise(optimizer, self._elementwise)
         self._checked.add(optimizer)
+
+    def _check_clipped(self, gradients: Sequence[torch.Tensor]) -> None:
+        if self.plan.passes == "backward" or self.group.size() == 1:
+            return  # every rank has every gradient
+        clipped = {id(gradient) for gradient in gradients}
+        if any(id(shard.grad) in clipped for shard in self.shards.by_name.values()):
+            raise RequestError(
+                "torch's clip_grad_norm_ knows the norm of this rank's shards only; clip by the "
+                "wrapper's clip_grad_norm_"
+            )
 
     def _after_step(self, optimizer: Optimizer) -> None:
         updated = self.shards.of(optimizer)

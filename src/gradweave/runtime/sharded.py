@@ -8,7 +8,7 @@ a shard only.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, Self
 
@@ -66,6 +66,8 @@ class ShardedDataParallel(nn.Module):
     ``timeline``          note when each message travelled, for ``timelines()``.
     ``make_group``        makes another process group of the same ranks; it is called once for each
                           thread that sends messages, and as often for calibration.
+    ``elementwise``       classes of optimizers, beside torch's, that update each element by itself:
+                          others are warned of, for a shard is a flat part of a parameter.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class ShardedDataParallel(nn.Module):
         replan_when: float | None = None,
         timeline: bool = False,
         make_group: Callable[[], dist.ProcessGroup] | None = None,
+        elementwise: Collection[type[Optimizer]] = (),
     ) -> None:
         super().__init__()
         options = Options(
@@ -119,6 +122,7 @@ class ShardedDataParallel(nn.Module):
             first_plan=asked or first,
             recorder=self._recorder,
             on_step_over=step_over,
+            elementwise=elementwise,
         )
         opened = ExitStack()
         opened.callback(self._engine.close)
@@ -211,8 +215,9 @@ class ShardedDataParallel(nn.Module):
         self._engine.forget_gradients()
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:  # noqa: FBT001, FBT002
-        del requires_grad
-        raise RequestError("buckets are laid out; freeze parameters before wrapping the model")
+        """Freeze the model, or go on with it; optimizers leave alone what is frozen."""
+        self.module.requires_grad_(requires_grad)
+        return self
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
