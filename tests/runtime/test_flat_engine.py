@@ -43,9 +43,15 @@ def weights(engine, model):
 
 
 def replanned(group, twins, name):
-    """Plans in turn; what is known of an element moves with it."""
+    """Plans in turn; what is known of an element moves with it. Something may be frozen then."""
     plans = [MADE, OTHER, BACKWARD]
-    engine, model = engine_of(group, twins, lambda e: e.install(plans[e.passes % 3]))
+
+    def install(engine):
+        model[0].requires_grad_(requires_grad=False)
+        engine.install(plans[engine.passes % 3])
+        model[0].requires_grad_(requires_grad=True)
+
+    engine, model = engine_of(group, twins, install)
     optimizer = EVERY[name](engine.shards.by_name.values())
     buckets = []
     for step in batches(group.size(), 8):

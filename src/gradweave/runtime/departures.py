@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from gradweave.errors import CollectiveError, RequestError
 from gradweave.runtime.flat_buckets import FlatBucket
@@ -32,10 +33,7 @@ class Departures:
         self._buckets, self._ranks = buckets, ranks
         self._begin, self._send, self._finish = begin, send, finish
         self._number_of = {p: i for i, bucket in enumerate(buckets) for p in bucket.parameters}
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
-            for parameter in self._number_of
-        ]
+        self._handles = [_when_accumulated(p, self._arrived) for p in self._number_of]
         self._reset()
 
     def require_ended(self) -> None:
@@ -96,3 +94,15 @@ class Departures:
             self._leave()
         self._reset()
         self._finish()
+
+
+def _when_accumulated(
+    parameter: nn.Parameter, call: Callable[[nn.Parameter], None]
+) -> RemovableHandle:
+    """Have it called for each gradient; a parameter may be frozen now, and not for ever."""
+    is_trained = parameter.requires_grad
+    parameter.requires_grad = True
+    handle = parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]
+    parameter.requires_grad = is_trained
+    assert isinstance(handle, RemovableHandle)
+    return handle
