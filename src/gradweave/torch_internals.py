@@ -18,6 +18,11 @@ def when_backward_ends(callback: Callable[[], None]) -> None:
     Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
 
 
+def changes_in_place(tensor: torch.Tensor) -> int:
+    """Return how often the tensor has been written to; fused optimizers write without a trace."""
+    return tensor._version  # noqa: SLF001
+
+
 def group_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
     """Return the group's own; None, which is the backend's default, where it does not tell."""
     backend = group._get_backend(device)  # noqa: SLF001

@@ -278,20 +278,35 @@ def test_a_second_update_is_sent_too(monkeypatch):
     assert twice == []
 
 
-def forgotten(group, twins):
+def forgotten(group, twins, how):
+    """Rank 0 has a batch too many, whose gradients it does not want any more."""
     model = sharded(group, twins, small(), plan=MADE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with model.no_sync():
-        (model(torch.full((2, 6), torch.inf, dtype=torch.float64)) ** 2).mean().backward()
-    model.zero_grad()
-    (model(batches(group.size())[0][group.rank()]) ** 2).mean().backward()
-    optimizer.step()
+    for step in batches(group.size()):
+        if group.rank() == 0:
+            with model.no_sync():
+                (model(torch.full((2, 6), torch.inf, dtype=torch.float64)) ** 2).mean().backward()
+        parts = step[group.rank()].chunk(3)
+        loss = (model(parts[0]) ** 2).mean().div(3)
+        ZEROED[how](model, optimizer)
+        with model.no_sync():
+            (model(parts[1]) ** 2).mean().div(3).backward()
+        (model(parts[2]) ** 2).mean().div(3).add(loss).backward()
+        optimizer.step()
     return model.state_dict()
 
 
-def test_zeroing_forgets_what_was_added_up():
-    expected = alone(model := small(), torch.optim.SGD(model.parameters(), lr=0.1), batches(2)[:1])
-    for state in on_ranks(2, forgotten):
+ZEROED = {
+    "by the model": lambda model, _: model.zero_grad(),
+    "by the optimizer": lambda _, optimizer: optimizer.zero_grad(),
+    "with zeros": lambda _, optimizer: optimizer.zero_grad(set_to_none=False),
+}
+
+
+@pytest.mark.parametrize("how", ZEROED)
+def test_zeroing_forgets_what_was_added_up(how):
+    expected = alone(model := small(), torch.optim.SGD(model.parameters(), lr=0.1), batches(2))
+    for state in on_ranks(2, forgotten, how):
         assert_same(state, expected)
 
 

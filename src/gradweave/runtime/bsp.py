@@ -69,6 +69,8 @@ class BspLoop:
             begin=_nothing,
             send=self._send,
             finish=_nothing,
+            added_up=_nothing,
+            is_discarded=_never,
         )
         self._communicator = Communicator(self.group)
         for bucket in self._buckets:
@@ -211,5 +213,10 @@ LOOPS: Mapping[str, type[BspLoop]] = {
 }
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     pass
+
+
+def _never(parameter: nn.Parameter) -> bool:
+    del parameter
+    return False

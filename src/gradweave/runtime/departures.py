@@ -17,7 +17,9 @@ class Departures:
     When backward has ended, those that lack gradients leave too: unused parameters have zeros.
 
     ``begin`` is called before the first gradient since the last departures is taken over, ``send``
-    for each bucket, ``finish`` when backward has ended and all have left.
+    for each bucket, ``finish`` when backward has ended and all have left. Where gradients are only
+    added up, ``added_up`` is called for each, and ``is_discarded`` once, later: whether the user
+    does not want it any more.
     """
 
     def __init__(
@@ -28,10 +30,13 @@ class Departures:
         begin: Callable[[], None],
         send: Callable[[int], None],
         finish: Callable[[], None],
+        added_up: Callable[[nn.Parameter], None],
+        is_discarded: Callable[[nn.Parameter], bool],
     ) -> None:
         self.is_synchronised = True  # False: gradients are only added up
         self._buckets, self._ranks = buckets, ranks
         self._begin, self._send, self._finish = begin, send, finish
+        self._added_up, self._is_discarded = added_up, is_discarded
         self._number_of = {p: i for i, bucket in enumerate(buckets) for p in bucket.parameters}
         self._handles = [_when_accumulated(p, self._arrived) for p in self._number_of]
         self._reset()
@@ -48,7 +53,7 @@ class Departures:
         """What has been added up without being sent."""
         self.require_ended()
         for bucket in self._buckets:
-            bucket.forget()
+            bucket.forget(bucket.parameters)
         self._reset()
 
     def close(self) -> None:
@@ -73,8 +78,11 @@ class Departures:
                 f"{name!r} got another gradient in a pass after its bucket had left; checkpoint "
                 "modules with use_reentrant=False"
             )
+        if self._is_discarded(parameter):
+            self._buckets[number].forget([parameter])
         self._buckets[number].take_gradient(parameter, divided_by=self._ranks)
         if not self.is_synchronised:
+            self._added_up(parameter)
             return
         if not self._is_leaving:
             self._is_leaving = True
@@ -86,7 +94,9 @@ class Departures:
     def _leave(self) -> None:
         number = self._next
         self._next += 1
-        self._buckets[number].complete()
+        bucket = self._buckets[number]
+        bucket.forget(list(filter(self._is_discarded, bucket.parameters)))
+        bucket.complete()
         self._send(number)
 
     def _end(self) -> None:

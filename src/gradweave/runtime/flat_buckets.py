@@ -1,6 +1,6 @@
 """The parameters of a bucket in one piece of memory, and their gradients in another."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
@@ -88,11 +88,11 @@ class FlatBucket:
         for parameter in self.parameters:
             if parameter not in self._taken:
                 self._gradient_of[parameter].zero_()
-        self.forget()
+        self.forget(self.parameters)
 
-    def forget(self) -> None:
-        """The next gradients are the first ones."""
-        self._taken.clear()
+    def forget(self, parameters: Iterable[nn.Parameter]) -> None:
+        """The next gradients of these are the first ones."""
+        self._taken.difference_update(parameters)
 
     @contextmanager
     def lent_gradients(self) -> Iterator[None]:

@@ -203,6 +203,8 @@ class FlatEngine:
             begin=self.shards.keep_gradients,
             send=self._send,
             finish=self._finish_pass,
+            added_up=self.shards.note_added_up,
+            is_discarded=self.shards.is_discarded,
         )
 
     def _take_no_more_gradients(self) -> None:

@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradweave.errors import RequestError
 from gradweave.runtime.flat_buckets import FlatBucket, Piece
+from gradweave.torch_internals import changes_in_place
 
 Gather = Callable[[torch.Tensor, str], object]
 
@@ -43,6 +44,8 @@ class Shards:
         self.by_name = {name: nn.Parameter(p.new_empty(0)) for name, p in parameters.items()}
         self._name_of = {shard: name for name, shard in self.by_name.items()}
         self._places: dict[str, Place] = {}
+        self._shard_of = {full: self.by_name[name] for name, full in parameters.items()}
+        self._changes_then: dict[nn.Parameter, int] = {}  # of shards' gradients, by parameter
 
     def lay_out(self, buckets: Sequence[FlatBucket]) -> None:
         for bucket in buckets:
@@ -85,6 +88,26 @@ class Shards:
         for shard in self.by_name.values():
             if shard.grad is not None:
                 shard.grad = shard.grad.clone()
+
+    def note_added_up(self, parameter: nn.Parameter) -> None:
+        """It has a gradient in its bucket that no other rank knows of yet.
+
+        Optimizers zero gradients of shards, so there must be one that shows it.
+        """
+        shard = self._shard_of[parameter]
+        if shard.grad is None:
+            shard.grad = torch.zeros_like(shard)
+        self._changes_then[parameter] = changes_in_place(shard.grad)
+
+    def is_discarded(self, parameter: nn.Parameter) -> bool:
+        """Whether the shard's gradient has been zeroed since something was added up."""
+        then = self._changes_then.pop(parameter, None)
+        if then is None:
+            return False
+        gradient = self._shard_of[parameter].grad
+        if gradient is None:
+            return True
+        return changes_in_place(gradient) != then and not gradient.any()
 
     @contextmanager
     def moving(self, optimizers: Sequence[Optimizer], gather: Gather) -> Iterator[None]:
