@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from operator import attrgetter
+from threading import Lock
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.autograd.variable import Variable
+from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.nn.utils import clip_grad
 
 from gradweave.errors import RequestError
 
@@ -174,9 +178,9 @@ def torch_bucket_bytes(ddp: TorchDDP) -> list[int]:
 
 @contextmanager
 def all_requiring_grad(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """For the length of a block: some things can only be attached to parameters that are not frozen.
+    """For the length of a block: reducers and hooks cannot be attached to frozen parameters.
 
-    Whether they are is looked at when a reducer is built or a hook registered, and not again.
+    Whether a parameter is frozen is looked at then, and not again.
     """
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     for parameter in frozen:
@@ -233,6 +237,61 @@ def group_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta |
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
-def is_registered(group: dist.ProcessGroup) -> bool:
-    """Whether torch knows the group, so that it can be destroyed."""
-    return group in dist.distributed_c10d._world.pg_map  # noqa: SLF001
+def unlisted_gloo_group(
+    store: Store, *, rank: int, ranks: int, timeout: timedelta | None
+) -> dist.ProcessGroup:
+    """Return a group that torch does not list: it goes, with its connections, when it is dropped.
+
+    ``store`` is where its ranks meet, and must not have been used for another group.
+    """
+    gloo = dist.ProcessGroupGloo(store, rank, ranks, timeout or default_pg_timeout)
+    group = dist.ProcessGroup(store, rank, ranks)
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)  # noqa: SLF001
+    group._register_backend(torch.device("cpu"), kind, gloo)  # noqa: SLF001
+    return group
+
+
+# --- Clipping -------------------------------------------------------------------------------------
+
+ClippingCheck = Callable[[list[torch.Tensor]], None]
+_clipping_checks: tuple[ClippingCheck, ...] = ()
+_clipping_lock = Lock()
+_total_norm: Callable[..., torch.Tensor] | None = getattr(clip_grad, "_get_total_norm", None)
+
+
+def watch_clipping(check: ClippingCheck) -> Callable[[], None]:
+    """Call it with all gradients that torch's clip_grad_norm_ is to clip; return what ends that.
+
+    torch has no hook there, and whoever clips has mostly imported the function itself, so the one
+    that computes the norm is replaced meanwhile. Where torch lacks it, nothing is checked.
+    """
+    global _clipping_checks  # noqa: PLW0603 torch's function is the process's, too
+    with _clipping_lock:
+        _clipping_checks = (*_clipping_checks, check)
+        _replace_total_norm()
+
+    def end() -> None:
+        global _clipping_checks  # noqa: PLW0603
+        with _clipping_lock:
+            _clipping_checks = tuple(one for one in _clipping_checks if one is not check)
+            _replace_total_norm()
+
+    return end
+
+
+def _replace_total_norm() -> None:
+    if _total_norm is not None:
+        clip_grad._get_total_norm = (  # noqa: SLF001
+            _checked_total_norm if _clipping_checks else _total_norm
+        )
+
+
+def _checked_total_norm(
+    tensors: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    for check in _clipping_checks:
+        check(gradients)
+    assert _total_norm is not None
+    return _total_norm(gradients, *args, **kwargs)

@@ -1,5 +1,8 @@
 """Who waits for which parameters, and when."""
 
+import copy
+import io
+
 import pytest
 import torch
 from torch import nn
@@ -68,3 +71,17 @@ def test_hooks_go():
     model = Borrowing()
     Arrivals(model, model.parameters()).close()
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_copies_and_files_of_a_module_wait_for_nobody():
+    model = Borrowing()
+    arrivals = Arrivals(model, model.parameters())
+    log = []
+    expected_by(model, arrivals, log)
+    file = io.BytesIO()
+    torch.save(model.called, file)
+    assert b"gradweave" not in file.getvalue()
+    file.seek(0)
+    for copied in (copy.deepcopy(model.called), torch.load(file, weights_only=False)):
+        assert torch.equal(copied(torch.ones(1, 2)), model.called(torch.ones(1, 2)))
+    assert set(log) == {"called.weight", "called.bias"}  # by the model's own module alone

@@ -149,7 +149,7 @@ def test_a_lucky_trial_is_repeated(tmp_path, lucky_s, rounds):
     for found, planner, explained in on_two(tried, lucky_s, scratch=tmp_path):
         assert found == rounds
         assert planner == "ddp"
-        assert "Tried: torch's own, 1 message by native: predicted" in explained
+        assert "Tried: torch's own buckets, 1 message by native: predicted" in explained
 
 
 def recipes(group, folder):

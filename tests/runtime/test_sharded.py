@@ -278,20 +278,74 @@ def test_a_second_update_is_sent_too(monkeypatch):
     assert twice == []
 
 
-def forgotten(group, twins):
+def forgotten(group, twins, how):
+    """Rank 0 has a batch too many, whose gradients it does not want any more."""
     model = sharded(group, twins, small(), plan=MADE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with model.no_sync():
-        (model(torch.full((2, 6), torch.inf, dtype=torch.float64)) ** 2).mean().backward()
-    model.zero_grad()
-    (model(batches(group.size())[0][group.rank()]) ** 2).mean().backward()
-    optimizer.step()
+    for step in batches(group.size()):
+        if group.rank() == 0:
+            with model.no_sync():
+                (model(torch.full((2, 6), torch.inf, dtype=torch.float64)) ** 2).mean().backward()
+        parts = step[group.rank()].chunk(3)
+        loss = (model(parts[0]) ** 2).mean().div(3)
+        ZEROED[how](model, optimizer)
+        with model.no_sync():
+            (model(parts[1]) ** 2).mean().div(3).backward()
+        (model(parts[2]) ** 2).mean().div(3).add(loss).backward()
+        optimizer.step()
     return model.state_dict()
 
 
-def test_zeroing_forgets_what_was_added_up():
-    expected = alone(model := small(), torch.optim.SGD(model.parameters(), lr=0.1), batches(2)[:1])
-    for state in on_ranks(2, forgotten):
+ZEROED = {
+    "by the model": lambda model, _: model.zero_grad(),
+    "by the optimizer": lambda _, optimizer: optimizer.zero_grad(),
+    "with zeros": lambda _, optimizer: optimizer.zero_grad(set_to_none=False),
+}
+
+
+@pytest.mark.parametrize("how", ZEROED)
+def test_zeroing_forgets_what_was_added_up(how):
+    expected = alone(model := small(), torch.optim.SGD(model.parameters(), lr=0.1), batches(2))
+    for state in on_ranks(2, forgotten, how):
+        assert_same(state, expected)
+
+
+def frozen_now_and_then(model, wrapped, optimizer, loss_of, everything):
+    """A layer in the odd steps, and everything while somebody else's loss goes through it."""
+    for number, step in enumerate(everything):
+        model[0].requires_grad_(number % 2 == 0)
+        optimizer.zero_grad()
+        loss_of(step).backward()
+        optimizer.step()
+        wrapped.requires_grad_(requires_grad=False)
+        inputs = step.clone().requires_grad_()
+        loss_of(inputs).backward()
+        wrapped.requires_grad_(requires_grad=True)
+    return wrapped.state_dict()
+
+
+def frozen_on_ranks(group, twins, make):
+    wrapped = sharded(group, twins, model := small(), plan=MADE)
+
+    def loss_of(step):
+        return (wrapped(step[group.rank()]) ** 2).mean()
+
+    optimizer = make(wrapped.parameters())
+    return frozen_now_and_then(model, wrapped, optimizer, loss_of, batches(group.size()))
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_what_is_frozen_for_a_while_stays_as_it_is(name):
+    """Also under momentum and weight decay, and by turns, as adversaries train."""
+    model = small()
+    expected = frozen_now_and_then(
+        model,
+        model,
+        OPTIMIZERS[name](model.parameters()),
+        lambda step: (model(step.flatten(0, 1)) ** 2).mean(),
+        batches(2),
+    )
+    for state in on_ranks(2, frozen_on_ranks, OPTIMIZERS[name]):
         assert_same(state, expected)
 
 

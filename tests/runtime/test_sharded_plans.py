@@ -1,54 +1,11 @@
-"""Plans change while sharded training goes on."""
-
-import gc
-import weakref
+"""The sharded wrapper plans while it trains."""
 
 import pytest
 import torch
 from ranks import on_processes
-from sharded_training import (
-    MADE,
-    OPTIMIZERS,
-    alone,
-    assert_same,
-    batches,
-    on_ranks,
-    plan,
-    sharded,
-    small,
-)
+from sharded_training import OPTIMIZERS, alone, batches, small
 
 from gradweave.runtime.sharded import ShardedDataParallel
-
-OTHER = plan(("2.bias", "2.weight", "0.bias"), ("0.weight",))
-
-
-def replanned(group, twins, name):
-    """Two plans in turn, as planning would; what is known of an element moves with it."""
-    model = sharded(group, twins, small(), plan=MADE)
-    optimizer = EVERY[name](model.parameters())
-    buckets = []
-    for number, step in enumerate(batches(group.size(), 8)):
-        optimizer.zero_grad()
-        (model(step[group.rank()]) ** 2).mean().backward()
-        optimizer.step()
-        model._adopt(MADE if number % 2 else OTHER)
-        buckets.append(weakref.ref(model._buckets[0]))
-    gc.collect()
-    return model.state_dict(), [bucket() is not None for bucket in buckets]
-
-
-EVERY = {**OPTIMIZERS, "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05)}
-
-
-@pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize("name", ["momentum", "adamw", "adagrad"])
-def test_plans_change_under_an_optimizer(name, world):
-    expected = alone(model := small(), EVERY[name](model.parameters()), batches(world, 8))
-    for state, alive in on_ranks(world, replanned, name):
-        assert_same(state, expected)
-        assert alive == [False] * 7 + [True]  # old buckets are not kept
-
 
 REPEATED = batches(2, 20)
 MOST_STEPS = 3000

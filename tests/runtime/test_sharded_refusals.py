@@ -1,12 +1,16 @@
 """What sharded training refuses, and what it notices."""
 
+import logging
+
 import pytest
 import torch
-from sharded_training import MADE, TENSORS, on_ranks, plan, sharded, small
+from sharded_training import BACKWARD_ONLY, MADE, TENSORS, batches, on_ranks, plan, sharded, small
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradweave.errors import CollectiveError, PlanMismatch, RequestError
+
+FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
 def complaints(group, twins):
@@ -16,6 +20,7 @@ def complaints(group, twins):
         (nn.ReLU(), {}),
         (small(), {"plan": plan(("0.weight",))}),
         (nn.Linear(2, 2 + group.rank()), {}),
+        (nn.Conv2d(2, 2, 2).to(memory_format=FORMATS[group.rank()]), {}),
         (small(), {"plan": plan(*TENSORS, collective="mst")}),
         (torch.compile(small(), backend="eager"), {"plan": MADE}),
     ):
@@ -25,7 +30,6 @@ def complaints(group, twins):
     wrapped = sharded(group, twins, small(), plan=MADE)
     for refused in (
         wrapped.half,
-        lambda: wrapped.requires_grad_(requires_grad=False),
         lambda: wrapped.load_state_dict(wrapped.state_dict(), assign=True),
     ):
         with pytest.raises(RequestError, match="buckets"):
@@ -39,6 +43,7 @@ def test_what_it_refuses():
             "'Embedding' has sparse gradients, which have no place in a bucket",
             "the model has no parameter that requires a gradient",
             "3 parameters of the model are in no bucket, first '0.bias'",
+            "ranks [1] have other parameters than rank 0",
             "ranks [1] have other parameters than rank 0",
             "no reduce-scatter and all-gather by 'mst'",
             "a compiled model may not wait for its parameters",
@@ -98,3 +103,103 @@ def older_graph(group, twins):
 
 def test_torch_notices_graphs_of_older_weights():
     on_ranks(1, older_graph)
+
+
+def stepped(group, twins, make, options=None):
+    """A step by an optimizer that is made from a model and its wrapper."""
+    model = small()
+    wrapped = sharded(group, twins, model, **{"plan": MADE, **(options or {})})
+    optimizer = make(model, wrapped)
+    (wrapped(batches(group.size())[0][group.rank()]) ** 2).mean().backward()
+    optimizer.step(*([lambda: 0.0] if isinstance(optimizer, torch.optim.LBFGS) else []))
+    wrapped.synchronise()
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda model, _: torch.optim.AdamW(model.parameters()), "the model's own '0.weight'"),
+        (lambda _, wrapped: torch.optim.Adafactor(wrapped.parameters()), "Adafactor does not"),
+        (lambda _, wrapped: torch.optim.LBFGS(wrapped.parameters()), "LBFGS does not"),
+    ],
+    ids=["before wrapping", "adafactor", "lbfgs"],
+)
+def test_optimizers_that_would_train_wrongly_are_refused(make, why):
+    with pytest.raises(AssertionError) as caught:
+        on_ranks(1, stepped, make)
+    assert isinstance(caught.value.__cause__, RequestError)
+    assert why in str(caught.value.__cause__)
+
+
+class Lamb(torch.optim.SGD):
+    """By the norm of a whole tensor; the tests need no more of it."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=float(parameter.norm()))
+
+
+class Renamed(torch.optim.AdamW):
+    """Steps as torch's."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "trusted", "warned"),
+    [(Lamb, [], True), (Lamb, [Lamb], False), (Renamed, [], False), (torch.optim.SGD, [], False)],
+)
+def test_unknown_optimizers_are_warned_of_once(kind, trusted, warned, caplog):
+    with caplog.at_level(logging.WARNING):
+        on_ranks(
+            1,
+            stepped,
+            lambda _, wrapped: twice(kind(wrapped.parameters(), lr=0.1)),
+            {"elementwise": trusted},
+        )
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == warned
+    assert all("Lamb must update each element by itself" in text for text in said)
+
+
+def twice(optimizer):
+    """It has stepped before, without gradients of its own."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+clip_grad_norm_ = nn.utils.clip_grad_norm_  # as scripts import it, before anything is wrapped
+
+
+def clipped_by_torch(group, twins, given):
+    wrapped = sharded(group, twins, small(), plan=given)
+    (wrapped(batches(group.size())[0][group.rank()]) ** 2).mean().backward()
+    others = small()
+    (others(torch.ones(2, 6, dtype=torch.float64)) ** 2).mean().backward()
+    clip_grad_norm_(others.parameters(), 1.0)
+    clip_grad_norm_(wrapped.parameters(), 1.0)
+
+
+def test_torchs_clipping_is_refused_where_ranks_have_parts():
+    on_ranks(1, clipped_by_torch, MADE)
+    on_ranks(2, clipped_by_torch, BACKWARD_ONLY)
+    with pytest.raises(AssertionError) as caught:
+        on_ranks(2, clipped_by_torch, MADE)
+    assert "clip by the wrapper's clip_grad_norm_" in str(caught.value.__cause__)
+
+
+def unfrozen(group, twins):
+    model = small()
+    model[0].requires_grad_(requires_grad=False)
+    wrapped = sharded(group, twins, model, plan=plan(("2.bias", "2.weight")))
+    model[0].requires_grad_(requires_grad=True)
+    wrapped(torch.ones(2, 6, dtype=torch.float64))
+
+
+def test_what_is_unfrozen_has_no_bucket():
+    with pytest.raises(AssertionError) as caught:
+        on_ranks(1, unfrozen)
+    assert "'0.weight' was frozen when the model was wrapped" in str(caught.value.__cause__)

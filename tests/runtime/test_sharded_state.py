@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from ranks import seeded
 from sharded_training import (
     MADE,
     TENSORS,
@@ -13,6 +14,7 @@ from sharded_training import (
     sharded,
     small,
 )
+from torch import nn
 
 
 def evaluated_alone(group, twins):
@@ -91,6 +93,46 @@ def test_state_is_one_that_torch_loads(tmp_path):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     optimizer.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert optimizer.state[model[0].weight]["exp_avg"].shape == model[0].weight.shape
+
+
+def convolutional(memory_format):
+    made = seeded(lambda: nn.Sequential(nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Conv2d(4, 2, 2)))
+    return made.double().to(memory_format=memory_format)
+
+
+def images(world):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(4, world, 2, 3, 4, 4, generator=generator, dtype=torch.float64)
+
+
+def convolved(group, twins, memory_format, kept, steps):
+    """Trained from the beginning or from what was kept; and what is to be kept then."""
+    names = [name for name, _ in convolutional(memory_format).named_parameters()]
+    model = sharded(group, twins, convolutional(memory_format), plan=plan(names[2:], names[:2]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if kept is not None:
+        model.load_state_dict(kept[0])
+        model.load_optimizer_state_dict(optimizer, kept[1])
+    for step in steps:
+        optimizer.zero_grad()
+        (model(step[group.rank()]) ** 2).mean().backward()
+        optimizer.step()
+    weight = model.module[2].weight
+    is_kept = weight.is_contiguous(memory_format=memory_format)
+    return model.state_dict(), model.optimizer_state_dict(optimizer), is_kept
+
+
+@pytest.mark.parametrize("first", [torch.channels_last, torch.contiguous_format])
+def test_memory_formats_are_kept_and_state_knows_none(first):
+    """A training begins in one memory format and goes on in the other one, as on one worker."""
+    second = ({torch.channels_last, torch.contiguous_format} - {first}).pop()
+    model = convolutional(first)
+    expected = alone(model, torch.optim.AdamW(model.parameters(), lr=0.01), images(3))
+    *kept, is_kept = on_ranks(3, convolved, first, None, images(3)[:2])[1]
+    assert is_kept
+    for state, _, is_kept_too in on_ranks(3, convolved, second, kept, images(3)[2:]):
+        assert is_kept_too
+        assert_same(state, expected)
 
 
 def noted(group, twins):

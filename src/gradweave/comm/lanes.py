@@ -57,10 +57,15 @@ class Lanes:
         for thread in self._threads:
             thread.drain(within_s)
 
-    def close(self) -> None:
-        """Until everything submitted is over."""
-        for thread in self._threads:
-            thread.close()
+    def close(self, within_s: float | None = None) -> bool:
+        """End the threads when everything submitted is over; whether that was within so long."""
+        ended = [thread.close(within_s) for thread in self._threads]
+        self._threads.clear()
+        return all(ended)
+
+    def include_this_thread(self) -> bool:
+        """Whether one of the threads is the caller's, which cannot wait for its own end."""
+        return any(thread.is_this_thread() for thread in self._threads)
 
 
 @dataclass(frozen=True, slots=True)

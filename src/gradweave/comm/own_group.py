@@ -6,12 +6,12 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from gradweave.collectives.topology import Topology
-from gradweave.comm.communicator import Communicator, same_ranks
+from gradweave.comm.communicator import Communicator
+from gradweave.comm.twins import TwinGroups
 from gradweave.comm.worker import CommunicationThread
-from gradweave.torch_internals import is_registered
 
 # When a message is done, gloo's own threads still have it for a moment, and need Python's lock to
-# let go of it; destroying their group meanwhile would wait for them with that lock.
+# let go of it; dropping their group meanwhile would wait for them with that lock.
 LET_GO_WITHIN_S = 0.002
 
 MakeSameRanks = Callable[[], dist.ProcessGroup]
@@ -21,7 +21,7 @@ class OwnGroup:
     """Opened on every rank, where all ranks come alike; closed by each rank when it likes.
 
     ``make_group`` is the user's own way to make a group of the same ranks; what it made is the
-    user's to destroy.
+    user's to destroy. ``backend`` may be "gloo" where the user's group has another one.
     """
 
     def __init__(
@@ -31,12 +31,15 @@ class OwnGroup:
         *,
         backend: str | None = None,
     ) -> None:
-        self._is_ours = make_group is None
-        self.group: dist.ProcessGroup = (
-            same_ranks(group, backend=backend) if make_group is None else make_group()
-        )
+        make = make_group or TwinGroups(group, backend=backend).make
+        self._group: dist.ProcessGroup | None = make()
         self.topology: Topology | None = None  # asked for on all ranks, where it is not known
         self._thread: CommunicationThread | None = None
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        assert self._group is not None, "it is closed"
+        return self._group
 
     @property
     def is_sending(self) -> bool:
@@ -54,8 +57,6 @@ class OwnGroup:
         if self._thread is not None:
             self._thread.close()
             self._thread = None
-        if self._is_ours:
-            self._is_ours = False
+        if self._group is not None:
             time.sleep(LET_GO_WITHIN_S)
-            if is_registered(self.group):  # not so where the user has destroyed all groups
-                dist.destroy_process_group(self.group)
+            self._group = None

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 from typing import NamedTuple
 
 import torch
@@ -89,11 +89,15 @@ class CommunicationThread:
         while self._thread.is_alive() and not drained.done() and time.monotonic() < deadline_s:
             time.sleep(POLLED_EVERY_S)
 
-    def close(self) -> None:
-        """Until everything submitted is over."""
+    def close(self, within_s: float | None = None) -> bool:
+        """End when everything submitted is over; whether that was within so long."""
         self._closed = True
         self._tasks.put(None)
-        self._thread.join()
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def is_this_thread(self) -> bool:
+        return current_thread() is self._thread
 
     def _work(self) -> None:
         while task := self._tasks.get():

@@ -1,13 +1,13 @@
 """Receiving parameters while forward goes on: a module waits for those that it is about to read."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from gradweave.runtime.passes import tensors_in
+from gradweave.runtime.tensors import tensors_in
 
 
 class Awaited(Protocol):
@@ -36,7 +36,8 @@ class Arrivals:
         }
         self._was_noted = False
         self._called: list[nn.Module] | None = None  # while readings are noted
-        self._handles = [m.register_forward_pre_hook(self._before) for m in model.modules()]
+        before = _BeforeModule(self._before)
+        self._handles = [module.register_forward_pre_hook(before) for module in model.modules()]
 
     def close(self) -> None:
         for handle in self._handles:
@@ -82,6 +83,21 @@ class Arrivals:
             awaited.wait()
         for parameter in expected:  # not before: what has failed has not arrived
             del self._expected[parameter]
+
+
+class _BeforeModule:
+    """The hook that modules have. A copy of a module waits for nobody, and a file of one loads
+    where this package is not installed: both get a function that takes anything and does nothing.
+    """
+
+    def __init__(self, call: Callable[[nn.Module, object], None]) -> None:
+        self._call = call
+
+    def __call__(self, module: nn.Module, inputs: object) -> None:
+        self._call(module, inputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
 
 
 class _Readings(TorchFunctionMode):

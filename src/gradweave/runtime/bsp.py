@@ -19,13 +19,19 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradweave.comm import Communicator
-from gradweave.comm.communicator import same_ranks, world_group
+from gradweave.comm.communicator import world_group
+from gradweave.comm.twins import TwinGroups
 from gradweave.comm.worker import CommunicationThread, Done
 from gradweave.errors import RequestError
 from gradweave.planning.bsp import COLLECTIVES
 from gradweave.runtime.arrivals import Arrivals
 from gradweave.runtime.departures import Departures
-from gradweave.runtime.flat import FlatBucket, buckets_by_module, buckets_up_to, flat_buckets
+from gradweave.runtime.flat_buckets import (
+    FlatBucket,
+    buckets_by_module,
+    buckets_up_to,
+    flat_buckets,
+)
 from gradweave.words import Operation
 
 ROOT = 0
@@ -63,6 +69,8 @@ class BspLoop:
             begin=_nothing,
             send=self._send,
             finish=_nothing,
+            added_up=_nothing,
+            is_discarded=_never,
         )
         self._communicator = Communicator(self.group)
         for bucket in self._buckets:
@@ -150,7 +158,7 @@ class Overlap(BspLoop):
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        own_group = make_group() if make_group else same_ranks(self.group)
+        own_group = make_group() if make_group else TwinGroups(self.group).make()
         self._thread = CommunicationThread(Communicator(own_group))
         self._arrivals = Arrivals(self.model, (p for b in self._buckets for p in b.parameters))
         self._sent: list[Done] = []
@@ -205,5 +213,10 @@ LOOPS: Mapping[str, type[BspLoop]] = {
 }
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     pass
+
+
+def _never(parameter: nn.Parameter) -> bool:
+    del parameter
+    return False

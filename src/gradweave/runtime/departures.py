@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from gradweave.errors import CollectiveError, RequestError
-from gradweave.runtime.flat import FlatBucket
+from gradweave.runtime.flat_buckets import FlatBucket
+from gradweave.torch_internals import when_backward_ends
 
 
 class Departures:
@@ -16,7 +17,9 @@ class Departures:
     When backward has ended, those that lack gradients leave too: unused parameters have zeros.
 
     ``begin`` is called before the first gradient since the last departures is taken over, ``send``
-    for each bucket, ``finish`` when backward has ended and all have left.
+    for each bucket, ``finish`` when backward has ended and all have left. Where gradients are only
+    added up, ``added_up`` is called for each, and ``is_discarded`` once, later: whether the user
+    does not want it any more.
     """
 
     def __init__(
@@ -27,15 +30,15 @@ class Departures:
         begin: Callable[[], None],
         send: Callable[[int], None],
         finish: Callable[[], None],
+        added_up: Callable[[nn.Parameter], None],
+        is_discarded: Callable[[nn.Parameter], bool],
     ) -> None:
         self.is_synchronised = True  # False: gradients are only added up
         self._buckets, self._ranks = buckets, ranks
         self._begin, self._send, self._finish = begin, send, finish
+        self._added_up, self._is_discarded = added_up, is_discarded
         self._number_of = {p: i for i, bucket in enumerate(buckets) for p in bucket.parameters}
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
-            for parameter in self._number_of
-        ]
+        self._handles = [_when_accumulated(p, self._arrived) for p in self._number_of]
         self._reset()
 
     def require_ended(self) -> None:
@@ -50,7 +53,7 @@ class Departures:
         """What has been added up without being sent."""
         self.require_ended()
         for bucket in self._buckets:
-            bucket.forget()
+            bucket.forget(bucket.parameters)
         self._reset()
 
     def close(self) -> None:
@@ -75,13 +78,15 @@ class Departures:
                 f"{name!r} got another gradient in a pass after its bucket had left; checkpoint "
                 "modules with use_reentrant=False"
             )
+        if self._is_discarded(parameter):
+            self._buckets[number].forget([parameter])
         self._buckets[number].take_gradient(parameter, divided_by=self._ranks)
         if not self.is_synchronised:
+            self._added_up(parameter)
             return
         if not self._is_leaving:
             self._is_leaving = True
-            engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
-            engine.queue_callback(self._end)
+            when_backward_ends(self._end)
         self._missing[number].discard(parameter)
         while self._next < len(self._buckets) and not self._missing[self._next]:
             self._leave()
@@ -89,7 +94,9 @@ class Departures:
     def _leave(self) -> None:
         number = self._next
         self._next += 1
-        self._buckets[number].complete()
+        bucket = self._buckets[number]
+        bucket.forget(list(filter(self._is_discarded, bucket.parameters)))
+        bucket.complete()
         self._send(number)
 
     def _end(self) -> None:
@@ -97,3 +104,15 @@ class Departures:
             self._leave()
         self._reset()
         self._finish()
+
+
+def _when_accumulated(
+    parameter: nn.Parameter, call: Callable[[nn.Parameter], None]
+) -> RemovableHandle:
+    """Have it called for each gradient; a parameter may be frozen now, and not for ever."""
+    is_trained = parameter.requires_grad
+    parameter.requires_grad = True
+    handle = parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]
+    parameter.requires_grad = is_trained
+    assert isinstance(handle, RemovableHandle)
+    return handle

@@ -1,6 +1,6 @@
 """Each rank's part of every parameter, as an optimizer sees it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -10,7 +10,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradweave.errors import RequestError
-from gradweave.runtime.flat import FlatBucket
+from gradweave.runtime.flat_buckets import FlatBucket, Piece
+from gradweave.torch_internals import changes_in_place
 
 Gather = Callable[[torch.Tensor, str], object]
 
@@ -19,15 +20,16 @@ class Place(NamedTuple):
     """Where a rank's part of a parameter is: elements of a bucket."""
 
     bucket: FlatBucket
-    whole: tuple[int, int]  # the parameter's
+    whole: Piece  # the parameter's
     own: tuple[int, int]
 
     def own_of(self, flat: torch.Tensor) -> torch.Tensor:
         return flat[self.own[0] : self.own[1]]
 
     def own_of_whole(self, parameter_like: torch.Tensor) -> torch.Tensor:
-        first, last = (edge - self.whole[0] for edge in self.own)
-        return parameter_like.reshape(-1)[first:last]
+        """Return a copy of this rank's part of something in the parameter's shape."""
+        first, last = (edge - self.whole.first for edge in self.own)
+        return self.whole.flattened(parameter_like)[first:last].clone()
 
 
 class Shards:
@@ -42,23 +44,30 @@ class Shards:
         self.by_name = {name: nn.Parameter(p.new_empty(0)) for name, p in parameters.items()}
         self._name_of = {shard: name for name, shard in self.by_name.items()}
         self._places: dict[str, Place] = {}
+        self._shard_of = {full: self.by_name[name] for name, full in parameters.items()}
+        self._changes_then: dict[nn.Parameter, int] = {}  # of shards' gradients, by parameter
 
     def lay_out(self, buckets: Sequence[FlatBucket]) -> None:
         for bucket in buckets:
             owned = bucket.owned_by(self._rank, self._ranks)
-            for name, whole, own in zip(bucket.names, bucket.spans, owned, strict=True):
+            for name, whole, own in zip(bucket.names, bucket.pieces, owned, strict=True):
                 self._places[name] = Place(bucket, whole, own)
                 self.by_name[name].grad = None
                 self.by_name[name].data = self._places[name].own_of(bucket.values)
 
     def of(self, optimizer: Optimizer) -> set[nn.Parameter]:
-        """Those that the optimizer updates."""
-        return {p for group in optimizer.param_groups for p in group["params"]} & set(self._name_of)
+        """Return those that the optimizer updates."""
+        return self._name_of.keys() & set(_all_of(optimizer))
 
     @torch.no_grad()
     def give_gradients(self) -> None:
-        """Gradients are added to what nobody has zeroed, as in every backward pass."""
+        """Gradients are added to what nobody has zeroed, as in every backward pass.
+
+        A parameter that is frozen for a while gets none, and so optimizers leave it alone.
+        """
         for name, place in self._places.items():
+            if not self._parameters[name].requires_grad:
+                continue
             shard, gradient = self.by_name[name], place.own_of(place.bucket.gradients)
             if shard.grad is None:
                 shard.grad = gradient
@@ -80,16 +89,48 @@ class Shards:
             if shard.grad is not None:
                 shard.grad = shard.grad.clone()
 
+    def note_added_up(self, parameter: nn.Parameter) -> None:
+        """It has a gradient in its bucket that no other rank knows of yet.
+
+        Optimizers zero gradients of shards, so there must be one that shows it.
+        """
+        shard = self._shard_of[parameter]
+        if shard.grad is None:
+            shard.grad = torch.zeros_like(shard)
+        self._changes_then[parameter] = changes_in_place(shard.grad)
+
+    def is_discarded(self, parameter: nn.Parameter) -> bool:
+        """Whether the shard's gradient has been zeroed since something was added up."""
+        then = self._changes_then.pop(parameter, None)
+        if then is None:
+            return False
+        gradient = self._shard_of[parameter].grad
+        if gradient is None:
+            return True
+        return changes_in_place(gradient) != then and not gradient.any()
+
     @contextmanager
     def moving(self, optimizers: Sequence[Optimizer], gather: Gather) -> Iterator[None]:
-        """Around ``lay_out``: what optimizers know of an element stays with it."""
-        wholes = [self._whole_elements(optimizer, gather) for optimizer in optimizers]
+        """Around ``lay_out``: gradients and what optimizers know of an element stay with it."""
+        states = [self._whole_elements(optimizer, gather) for optimizer in optimizers]
+        gradients = self._whole_gradients(gather)
         yield
-        for optimizer, whole in zip(optimizers, wholes, strict=True):
-            for name, values in whole.items():
+        for optimizer, state in zip(optimizers, states, strict=True):
+            for name, values in state.items():
                 for key, value in values.items():
-                    own = self._places[name].own_of_whole(value).clone()
+                    own = self._places[name].own_of_whole(value)
                     optimizer.state[self.by_name[name]][key] = own
+        for name, gradient in gradients.items():
+            self.by_name[name].grad = self._places[name].own_of_whole(gradient)
+
+    def _whole_gradients(self, gather: Gather) -> dict[str, torch.Tensor]:
+        """By parameter, of those that have one here; all ranks gather, whatever is zeroed where."""
+        found: dict[str, torch.Tensor] = {}
+        for bucket in self._buckets():
+            gradients = {name: self.by_name[name].grad for name in bucket.names}
+            parts = {name: part for name, part in gradients.items() if part is not None}
+            found |= self._gathered(bucket, parts, like=bucket.gradients, gather=gather)
+        return found
 
     def whole_state(self, optimizer: Optimizer, gather: Gather) -> dict[str, Any]:
         """The optimizer's state dict as if it had all elements, on every rank.
@@ -110,23 +151,36 @@ class Shards:
         """By parameter: what the optimizer has for each element, in the parameter's shape."""
         found: dict[str, dict[str, torch.Tensor]] = {}
         names = [self._name_of[p] for p in _all_of(optimizer) if p in self._name_of]
-        for bucket in dict.fromkeys(place.bucket for place in self._places.values()):
+        for bucket in self._buckets():
             states = {
                 name: optimizer.state[self.by_name[name]] for name in names if name in bucket.names
             }
             keys = {key for state in states.values() for key, v in state.items() if _is_flat(v)}
             for key in sorted(keys):
                 parts = {name: state[key] for name, state in states.items() if key in state}
-                flat = next(iter(parts.values())).new_zeros(bucket.values.numel())
-                for name, part in parts.items():
-                    self._places[name].own_of(flat).copy_(part)
-                if bucket.passes == "both":
-                    gather(flat, bucket.collective)
-                for name in parts:
-                    first, last = self._places[name].whole
-                    whole = flat[first:last].reshape(self._parameters[name].shape).clone()
+                like = next(iter(parts.values()))
+                for name, whole in self._gathered(bucket, parts, like=like, gather=gather).items():
                     found.setdefault(name, {})[key] = whole
         return found
+
+    def _gathered(
+        self,
+        bucket: FlatBucket,
+        parts: Mapping[str, torch.Tensor],
+        *,
+        like: torch.Tensor,
+        gather: Gather,
+    ) -> dict[str, torch.Tensor]:
+        """By parameter, and in its shape: all ranks' parts of it."""
+        flat = like.new_zeros(bucket.values.numel())
+        for name, part in parts.items():
+            self._places[name].own_of(flat).copy_(part)
+        if bucket.passes == "both":
+            gather(flat, bucket.collective)
+        return {name: self._places[name].whole.view(flat).clone() for name in parts}
+
+    def _buckets(self) -> Iterable[FlatBucket]:
+        return dict.fromkeys(place.bucket for place in self._places.values())
 
     def load_whole_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """This rank's part of what ``whole_state`` gave, with any number of ranks."""
@@ -148,7 +202,7 @@ class Shards:
                         f"state {key!r} of {name!r} has shape {tuple(value.shape)}, the parameter "
                         f"has {tuple(shape)}; it is another model's"
                     )
-                own[index][key] = place.own_of_whole(value).clone()  # not the rest with it
+                own[index][key] = place.own_of_whole(value)
         optimizer.load_state_dict({**state, "state": own})
 
     def _indices(self, optimizer: Optimizer) -> dict[int, str]:

@@ -1,7 +1,8 @@
 """The parameters of a bucket in one piece of memory, and their gradients in another."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
 import torch
@@ -12,6 +13,29 @@ from gradweave.errors import RequestError
 from gradweave.plan import Bucket, Plan
 from gradweave.planning.bsp import owner
 from gradweave.words import Passes
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Which elements of a bucket are a parameter's, in the order in which its memory has them.
+
+    So a view of the piece has the parameter's own memory format, such as channels_last.
+    """
+
+    first: int
+    last: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the piece of something as large as the bucket, in the parameter's shape."""
+        return flat[self.first : self.last].as_strided(self.shape, self.strides)
+
+    def flattened(self, parameter_like: torch.Tensor) -> torch.Tensor:
+        """Return a copy of something in the parameter's shape, in the order of the piece."""
+        flat = parameter_like.new_empty(self.last - self.first)
+        flat.as_strided(self.shape, self.strides).copy_(parameter_like)
+        return flat
 
 
 class FlatBucket:
@@ -32,18 +56,19 @@ class FlatBucket:
         kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters}
         if len(kinds) > 1:
             raise RequestError(f"parameters of one bucket must be of one kind, got {kinds}")
-        sizes = [parameter.numel() for parameter in self.parameters]
-        edges = list(accumulate(sizes, initial=0))
-        self.spans = list(pairwise(edges))
-        self.values = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+        edges = list(accumulate((p.numel() for p in self.parameters), initial=0))
+        self.pieces = [
+            Piece(first, last, parameter.shape, dense_strides(parameter))
+            for parameter, (first, last) in zip(self.parameters, pairwise(edges), strict=True)
+        ]
+        self.values = self.parameters[0].detach().new_empty(edges[-1])
         self.gradients = torch.zeros_like(self.values)
-        self._gradient_of = {
-            parameter: self.gradients[first:last].view(parameter.shape)
-            for parameter, (first, last) in zip(self.parameters, self.spans, strict=True)
-        }
+        self._gradient_of: dict[nn.Parameter, torch.Tensor] = {}
+        for parameter, piece in zip(self.parameters, self.pieces, strict=True):
+            self._gradient_of[parameter] = piece.view(self.gradients)
+            piece.view(self.values).copy_(parameter.detach())
+            parameter.data = piece.view(self.values)
         self._taken: set[nn.Parameter] = set()
-        for parameter, (first, last) in zip(self.parameters, self.spans, strict=True):
-            parameter.data = self.values[first:last].view(parameter.shape)
 
     @torch.no_grad()
     def take_gradient(self, parameter: nn.Parameter, *, divided_by: int) -> None:
@@ -63,11 +88,11 @@ class FlatBucket:
         for parameter in self.parameters:
             if parameter not in self._taken:
                 self._gradient_of[parameter].zero_()
-        self.forget()
+        self.forget(self.parameters)
 
-    def forget(self) -> None:
-        """The next gradients are the first ones."""
-        self._taken.clear()
+    def forget(self, parameters: Iterable[nn.Parameter]) -> None:
+        """The next gradients of these are the first ones."""
+        self._taken.difference_update(parameters)
 
     @contextmanager
     def lent_gradients(self) -> Iterator[None]:
@@ -85,13 +110,17 @@ class FlatBucket:
 
         Where nothing is to travel beside forward, everybody has everything.
         """
+        spans = [(piece.first, piece.last) for piece in self.pieces]
         if self.passes == "backward":
-            return self.spans
+            return spans
         edges = block_edges(self.values.numel(), ranks)
         begin, end = int(edges[rank]), int(edges[rank + 1])
-        return [
-            (min(max(first, begin), last), max(min(last, end), first)) for first, last in self.spans
-        ]
+        return [(min(max(first, begin), last), max(min(last, end), first)) for first, last in spans]
+
+
+def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the parameter's own strides, or those of a copy where its memory has gaps."""
+    return torch.empty_like(parameter, device="meta").stride()
 
 
 def flat_buckets(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[FlatBucket]:
@@ -127,7 +156,7 @@ def buckets_up_to(
 
 
 def merged(plan: Plan) -> Plan:
-    """Everything in one bucket."""
+    """Return a plan with everything in one bucket."""
     names = tuple(name for bucket in plan.buckets for name in bucket.tensors)
     bucket = Bucket(tensors=names, collective=plan.buckets[0].collective)
     return Plan(planner="single", buckets=(bucket,), passes=plan.passes)

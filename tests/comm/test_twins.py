@@ -1,0 +1,46 @@
+"""Groups of our own: they find each other whatever was dropped, and go when they are dropped."""
+
+import gc
+import weakref
+
+import torch
+from ranks import on_threads
+
+from gradweave.comm.twins import TwinGroups
+
+
+def sums(group):
+    """Of twins that are made, used and dropped, some of them later on some ranks."""
+    twins, kept, found, last = TwinGroups(group), [], [], None
+    for number in range(4):
+        communicator = twins.communicator()
+        message = torch.full((3,), float(group.rank() + number))
+        communicator.run("all-reduce", message, collective="native")
+        found.append(message.tolist())
+        last = weakref.ref(communicator.group)
+        if group.rank() == 0:
+            kept.append(communicator)
+        del communicator
+    kept.clear()
+    gc.collect()
+    return found, last() is None
+
+
+def test_twins_are_used_and_dropped():
+    for found, is_gone in on_threads(3, sums):
+        assert found == [[3.0 + 3 * number] * 3 for number in range(4)]
+        assert is_gone
+
+
+def in_parts(group):
+    """Parts of one twin, as tiers make them: everyone asks for all, and gets its own."""
+    communicator = TwinGroups(group).communicator()
+    parts = [communicator._make_group(ranks) for ranks in ([0, 2], [1, 3])]
+    (own,) = [part for part in parts if part is not None]
+    message = torch.tensor([float(group.rank())])
+    own.allreduce([message]).wait()
+    return message.item(), own.rank(), own.size()
+
+
+def test_tiers_of_twins():
+    assert on_threads(4, in_parts) == [(2.0, 0, 2), (4.0, 0, 2), (2.0, 1, 2), (4.0, 1, 2)]
