@@ -31,9 +31,9 @@ def trained(group, trace, plan, watched=None):
     """Three iterations; what torch made of the plan."""
     model = Replay(trace, gradient=group.rank() + 1.0, timer=NoTime())
     bytes_of = {name: p.nbytes for name, p in model.named_parameters()}
-    wrapped = DistributedDataParallel(
-        model, process_group=group, bucket_cap_mb_list=bucket_caps_mb(plan, bytes_of)
-    )
+    # torch closes a bucket as soon as it holds at least its cap.
+    caps_mib = [nbytes / 2**20 for nbytes in bucket_bytes(plan, bytes_of)]
+    wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb_list=caps_mib)
     recorder = SpanRecorder({p: name for name, p in model.named_parameters()})
     if watched:
         watch(wrapped, recorder)

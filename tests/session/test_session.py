@@ -1,6 +1,6 @@
 """The laws of a planning session, for any step times, failures and stops; no process, no torch."""
 
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import given
@@ -140,7 +140,7 @@ def test_it_ends_in_a_legal_stage_and_leaves_a_runnable_plan(data, stop_after):
     assert driven.session.is_over
     assert found.stage is Stage.SETTLED
     stages = [Stage.NOT_BEGUN, *driven.stages]
-    for before, after in zip(stages, stages[1:], strict=False):
+    for before, after in pairwise(stages):
         assert after in {before, Stage.SETTLED, *FOLLOWING[before]}
     if found.plan is None:
         assert driven.installed is Layout.ORIGINAL

@@ -42,6 +42,7 @@ from gradweave.words import MIB
 
 # Until there is a plan: as torch's own wrapper.
 FIRST_BUCKET_BYTES = 25 * MIB
+BASELINE = "the first buckets"
 
 
 class ShardedDataParallel(Planned, nn.Module):
@@ -71,7 +72,7 @@ class ShardedDataParallel(Planned, nn.Module):
                           others are warned of, for a shard is a flat part of a parameter.
     """
 
-    _baseline = "the first buckets"
+    _baseline = BASELINE
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class ShardedDataParallel(Planned, nn.Module):
             make_group=make_group,
             first_plan=first,
             recorder=self._recorder,
-            on_step_over=lambda: _step_over(live()),
+            on_step_over=lambda: _alive(live).end_step(),
             elementwise=elementwise,
         )
         own_groups = [OwnGroup(group, make_group) for _ in range(LANES if plans else 0)]
@@ -153,6 +154,13 @@ class ShardedDataParallel(Planned, nn.Module):
         output = self._engine.call(*inputs, **kwargs)
         self._engine.end_forward(is_synchronised=is_synchronised)
         return output
+
+    def end_step(self) -> None:
+        """Optimizers have stepped all shards; all ranks come here alike, so buckets may change."""
+        if self._driver is not None:
+            self._driver.step_over()
+            if self._driver.is_over:
+                self._driver = None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -245,13 +253,11 @@ class ShardedDataParallel(Planned, nn.Module):
         )
 
 
-def _step_over(wrapper: ShardedDataParallel | None) -> None:
-    """Where all ranks come alike, whatever they do in forward."""
-    if wrapper is None or wrapper._driver is None:
-        return
-    wrapper._driver.step_over()
-    if wrapper._driver.is_over:
-        wrapper._driver = None
+def _alive(wrapper: "weakref.ref[ShardedDataParallel]") -> ShardedDataParallel:
+    live = wrapper()
+    if live is None:
+        raise RequestError("the wrapper is gone, and its shards are stepped; keep it")
+    return live
 
 
 def _close(driver: Driver | None, engine: FlatEngine, own_groups: Sequence[OwnGroup]) -> None:
@@ -271,7 +277,7 @@ def _task(options: Options, workers: int) -> Task:
         record_steps=options.record_steps,
         trial_steps=options.trial_steps,
         replan_when=options.replan_when,
-        baseline=ShardedDataParallel._baseline,
+        baseline=BASELINE,
         baseline_caps_bytes=(FIRST_BUCKET_BYTES, FIRST_BUCKET_BYTES),
     )
 

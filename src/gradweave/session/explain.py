@@ -31,16 +31,14 @@ def _how(found: Findings, workers: int, baseline: str) -> list[str]:
     if found.trace is None or found.network is None or not found.trials:
         how = "as given" if found.is_given else f"planned by {plan.planner}"
         return [f"{_buckets(plan)}, {how}."]
-    return _chosen(found.trials, plan, found.trace, found.network, workers, baseline)
+    return [
+        *_tried(found.trials, plan, found.trace, workers=workers, baseline=baseline),
+        *_gain(found.trials, plan, found.trace, found.network, workers=workers, baseline=baseline),
+    ]
 
 
-def _chosen(
-    trials: Sequence[Trial],
-    plan: Plan,
-    trace: Trace,
-    network: Network,
-    workers: int,
-    baseline: str,
+def _tried(
+    trials: Sequence[Trial], plan: Plan, trace: Trace, *, workers: int, baseline: str
 ) -> list[str]:
     measured = (
         f"Measured: {len(trace.tensors)} gradients, {trace.nbytes.sum() / 1e6:.1f} MB; "
@@ -57,20 +55,31 @@ def _chosen(
             f"{trial.candidate.predicted_s * 1e3:.1f} ms an iteration, a step took "
             f"{times} ms{' (chosen)' if tried == plan else ''}."
         )
+    return lines
+
+
+def _gain(
+    trials: Sequence[Trial],
+    plan: Plan,
+    trace: Trace,
+    network: Network,
+    *,
+    workers: int,
+    baseline: str,
+) -> list[str]:
     unplanned = next(trial for trial in trials if trial.candidate.is_baseline)
     chosen = next(trial for trial in trials if trial.candidate.plan == plan)
     before_s, now_s = (
         simulate(trace, one, network, workers=workers).exposed_s
         for one in (unplanned.candidate.plan, plan)
     )
-    lines.append(f"Chosen: {_buckets(plan)}, planned by {plan.planner}.")
     ratio = unplanned.step_s / chosen.step_s
-    lines.append(f"A step is {ratio:.2f}x as fast as with {baseline}.")
-    lines.append(
+    return [
+        f"Chosen: {_buckets(plan)}, planned by {plan.planner}.",
+        f"A step is {ratio:.2f}x as fast as with {baseline}.",
         f"Communication that nothing hides, predicted: {before_s * 1e3:.1f} ms with {baseline}, "
-        f"{now_s * 1e3:.1f} ms now."
-    )
-    return lines
+        f"{now_s * 1e3:.1f} ms now.",
+    ]
 
 
 def _buckets(plan: Plan) -> str:
