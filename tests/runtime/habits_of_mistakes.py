@@ -3,7 +3,6 @@
 import torch
 from habits_of_models import IMAGES, Checkpointed, Convolutional, batch, network, sgd, take_step
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 
 # Of a message, what says what it is about; the rest names buckets, which are planned.
 GIST = 60
@@ -95,6 +94,8 @@ def fails_in_backward(wrap, rank):
 
 def optimizer_in_backward(wrap, rank, *, before_wrapping=False):
     """Which wants an accelerator, and says so."""
+    from torch.distributed.optim import _apply_optimizer_in_backward  # noqa: PLC0415 warns
+
     model = network()
     wrapped = None if before_wrapping else wrap(model)
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.05})

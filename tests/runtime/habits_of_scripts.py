@@ -11,7 +11,6 @@ from habits_of_models import Convolutional, batch, network, sgd, take_step, trai
 from habits_of_one_rank import Fails, metric_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -116,6 +115,8 @@ def fused_optimizer(wrap, rank):
 
 
 def sharded_optimizer(wrap, rank):
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415 warns
+
     wrapped = wrap(network())
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=1e-3)
     return train(wrap, rank, wrapped, optimizer)
