@@ -89,9 +89,9 @@ def sets_the_flag_itself(wrap, rank):
     wrapped = wrap(network())
     optimizer = sgd(wrapped)
     for step in wrap.steps():
-        wrapped.require_backward_grad_sync = step % 3 == 2
+        wrapped.require_backward_grad_sync = step % 2 == 1
         wrapped(batch(step, rank)).square().mean().backward()
-        if step % 3 == 2:
+        if step % 2 == 1:
             optimizer.step()
             optimizer.zero_grad()
     wrapped.require_backward_grad_sync = True
@@ -323,13 +323,13 @@ class TwoHeads(nn.Module):
 
 
 def order_of_heads_changes(wrap, rank):
-    """It is the same while gradients are recorded, and then depends on the step."""
+    """It is the same while gradients are recorded, and another in most steps afterwards."""
     wrapped = wrap(TwoHeads())
     optimizer, is_changing = sgd(wrapped), False
     for step in wrap.steps():
         is_changing = is_changing or wrap.begins("trying") or wrap.begins("settled")
         optimizer.zero_grad()
-        is_swapped = is_changing and step * 7919 % 10 < 5
+        is_swapped = is_changing and step % 5 > 0
         wrapped(batch(step, rank), is_swapped=is_swapped).square().mean().backward()
         optimizer.step()
     return {"model": wrapped}
@@ -449,12 +449,12 @@ def trains_locally_for_a_while(wrap, rank):
     wrapped = wrap(network())
     optimizer = sgd(wrapped, momentum=0.0)
     for step in wrap.steps():
-        if step % 8 == 0:
+        if step % 2 == 0:
             take_step(wrapped, optimizer, batch(step, rank))
             continue
         with wrapped.no_sync():
             take_step(wrapped, optimizer, batch(step, rank))
-        if step % 8 == 7:
+        if step % 4 == 3:
             for parameter in wrapped.parameters():
                 dist.all_reduce(parameter.data)
                 parameter.data /= 2
