@@ -1,0 +1,131 @@
+"""How two ranks end when one of them does: ``python endings.py KIND``, with KIND of KINDS below.
+
+With torch's wrapper, and with ours in each stage of planning, rank 1 ends while rank 0 goes on.
+Prints an Ending for each as a line of JSON. Ranks are forked from this process, which has imported
+what they need, and run to the end of this script, so that their interpreters end as those of users
+do.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from side_by_side import QUICK, STAGES, stage_of
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from gradweave import DistributedDataParallel
+
+# The moments at which rank 1 ends: the stage, and how many steps after it was seen.
+MOMENTS = {
+    "recording, early": ("recording", 0),
+    "recording, late": ("recording", 15),
+    "trying": ("trying", 1),
+    "settled": ("settled", 5),
+}
+TORCHS = "torch's wrapper"
+KINDS = ("ends", "raises", "is interrupted")
+# torch's wrapper has no stages.
+TORCHS_STEP = 20
+# Longer than a rank waits for another that it knows to be gone.
+GROUP_TIMEOUT = timedelta(seconds=20)
+# What both may take to train and to end.
+MOST_S = 60.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How both ranks ended, and how long after rank 1 began to end the last of them was gone."""
+
+    moment: str
+    exits: list[int]
+    taken_s: float
+
+
+class Ended(Exception):
+    """The user's own."""
+
+
+def end(kind):
+    if kind == "raises":
+        raise Ended
+    if kind == "is interrupted":
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(MOST_S)  # where a signal meets Python
+
+
+def train(moment, kind, rank, began):
+    """Rank 0 would never end; rank 1 writes when it begins to."""
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    is_torchs = moment == TORCHS
+    wrapped = TorchDDP(model) if is_torchs else DistributedDataParallel(model, **QUICK)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+    stage, later = (None, TORCHS_STEP) if is_torchs else MOMENTS[moment]
+    steps_in_stage = 0
+    while rank == 0 or not (steps_in_stage > later or has_passed(wrapped, stage)):
+        steps_in_stage += is_torchs or stage_of(wrapped) == stage
+        optimizer.zero_grad()
+        wrapped(torch.ones(8, 16)).square().mean().backward()
+        optimizer.step()
+    os.write(began, str(time.monotonic()).encode())
+    end(kind)
+
+
+def has_passed(wrapped, stage):
+    """Stages may be shorter than what was to be waited for."""
+    return stage is not None and STAGES.index(stage_of(wrapped)) > STAGES.index(stage)
+
+
+def start(moment, kind, rank, store):
+    """The rank's process, and the pipe it writes to when it begins to end; None in that process."""
+    began, writes = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writes)
+        return child, began
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=GROUP_TIMEOUT
+    )
+    train(moment, kind, rank, writes)
+    return None
+
+
+def ending(moment, children):
+    """Wait for both ranks."""
+    exits, deadline_s = {}, time.monotonic() + MOST_S
+    while len(exits) < len(children) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+        for child, _ in children:
+            if child not in exits and (found := os.waitpid(child, os.WNOHANG))[0]:
+                exits[child] = os.waitstatus_to_exitcode(found[1])
+    ended_s = time.monotonic()
+    for child, _ in children:
+        if child not in exits:
+            os.kill(child, signal.SIGKILL)
+            exits[child] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    began_s = float(os.read(children[1][1], 100) or "nan")
+    return Ending(moment, [exits[child] for child, _ in children], ended_s - began_s)
+
+
+def main(kind):
+    for moment in (TORCHS, *MOMENTS, TORCHS):
+        store = tempfile.mktemp()  # noqa: S306 ranks make it
+        children = []
+        for rank in range(2):
+            started = start(moment, kind, rank, store)
+            if started is None:
+                return  # a rank that has trained to its end
+            children.append(started)
+        print(json.dumps(asdict(ending(moment, children))), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

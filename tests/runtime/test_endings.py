@@ -1,0 +1,24 @@
+"""When one rank ends, all are gone as soon as with torch's wrapper, in whatever stage they were."""
+
+import json
+import subprocess
+import sys
+
+import endings
+import pytest
+
+LATER_THAN_TORCHS_S = 2.0
+
+
+@pytest.mark.parametrize("kind", endings.KINDS)
+def test_ranks_end_as_with_torchs_wrapper(kind):
+    """Seconds: six pairs of ranks train and end, those of torch's wrapper first and last."""
+    program = [sys.executable, endings.__file__, kind]
+    ran = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    first, *ours, last = (endings.Ending(**json.loads(line)) for line in ran.stdout.splitlines())
+    assert [ending.moment for ending in ours] == list(endings.MOMENTS)
+    torchs_s = max(first.taken_s, last.taken_s)
+    for ending in ours:
+        assert ending.exits in (first.exits, last.exits), (ending, ran.stderr)
+        assert ending.taken_s - torchs_s <= LATER_THAN_TORCHS_S, (ending, torchs_s)
