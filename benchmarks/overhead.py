@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import DistributedDataParallel
 from gradweave.cli.tables import print_table
-from gradweave.lab import Cluster, ClusterSpec, Line
+from gradweave.lab import Cluster, ClusterSpec, OutputLine
 
 INPUTS, OUTPUTS, BATCH = 16, 4, 8
 WARMUP_ROUNDS = 30
@@ -69,7 +69,7 @@ def on_two_ranks() -> list[Difference]:
     """As rank 0 saw it; ranks are this program with the same arguments."""
     found: list[Difference] = []
 
-    def take(line: Line) -> None:
+    def take(line: OutputLine) -> None:
         if line.text.startswith(MEASURED):
             rows = json.loads(line.text.removeprefix(MEASURED))
             found.extend(Difference(**row) for row in rows)

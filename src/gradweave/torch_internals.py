@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.autograd.variable import Variable
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Logger, Reducer, Store  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.utils import clip_grad
@@ -57,7 +57,7 @@ def require(names: Iterable[str]) -> None:
 # --- The reducer of torch's wrapper -------------------------------------------------------------
 
 
-class PlannedReducer(dist.Reducer):  # type: ignore[misc]
+class PlannedReducer(Reducer):
     """A reducer that keeps the buckets it was made with.
 
     torch's own makes others after its first pass, from the order in which gradients came, and
@@ -111,16 +111,16 @@ def restore_reducer(ddp: TorchDDP, parameters: Mapping[str, nn.Parameter]) -> No
 
 def _known_options(ddp: TorchDDP) -> dict[str, Any]:
     """Options of reducers that not every version of torch has, with what the wrapper was given."""
-    signature = dist.Reducer.__init__.__doc__ or ""
+    signature = Reducer.__init__.__doc__ or ""
     names = ("skip_all_reduce_unused_params", "batched_grad_copy")
     return {name: getattr(ddp, name) for name in names if f" {name}:" in signature}
 
 
-def _give_reducer(ddp: TorchDDP, reducer: dist.Reducer) -> None:  # type: ignore[name-defined]
+def _give_reducer(ddp: TorchDDP, reducer: Reducer) -> None:
     ddp.reducer = reducer
-    ddp.logger = dist.Logger(reducer)
-    reducer.set_logger(ddp.logger)
-    ddp.logger.set_construction_data_and_log(
+    ddp.logger = logger = Logger(reducer)
+    reducer.set_logger(logger)
+    logger.set_construction_data_and_log(
         type(ddp.module).__name__,
         ddp.device_ids or [],
         -1 if ddp.output_device is None else ddp.output_device,
@@ -134,6 +134,7 @@ def _give_reducer(ddp: TorchDDP, reducer: dist.Reducer) -> None:  # type: ignore
 def _after_new_reducer(ddp: TorchDDP) -> None:
     if ddp.static_graph:
         ddp.reducer._set_static_graph()  # noqa: SLF001
+        assert ddp.logger is not None
         ddp.logger._set_static_graph()  # noqa: SLF001
         ddp._static_graph_delay_allreduce_enqueued = False  # noqa: SLF001
     ddp._comm_hooks = []  # noqa: SLF001 they belonged to the reducer before

@@ -11,6 +11,7 @@ from threading import Event
 from time import monotonic, sleep
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from gradweave.comm.agree import broadcast_text, group_device
 
@@ -32,8 +33,8 @@ class Noticeboard:
         self.rank, self.ranks = group.rank(), group.size()
         place = broadcast_text(group, secrets.token_hex(8), device=group_device(group))
         # A connection of its own: the user's may be waiting for something.
-        store = group.get_group_store().clone()
-        self._store = dist.PrefixStore(f"gradweave/{place}", store)
+        store: Store = group.get_group_store().clone()  # type: ignore[attr-defined]
+        self._store = PrefixStore(f"gradweave/{place}", store)
 
     def say(self, topic: str, text: str) -> None:
         """What this rank has to say; once for each topic."""
@@ -75,7 +76,7 @@ class Turns:
     time, on any rank, and ends on all of them. Rank 0 decides.
     """
 
-    def __init__(self, store: dist.Store, name: str, *, rank: int, ranks: int) -> None:
+    def __init__(self, store: Store, name: str, *, rank: int, ranks: int) -> None:
         self._store, self._rank, self._ranks = store, rank, ranks
         self._arrived_key, self._go_key = f"{name}, arrived", f"{name}, go"
         self._number = 0
