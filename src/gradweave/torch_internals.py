@@ -80,7 +80,7 @@ def replace_reducer(
     """
     names = [name for bucket in buckets for name in bucket]
     place = {name: number for number, name in enumerate(names)}
-    in_order = [parameters[name] for name in names]
+    in_order: list[torch.Tensor] = [parameters[name] for name in names]
     with all_requiring_grad(in_order):
         reducer = PlannedReducer(
             in_order,
@@ -178,7 +178,7 @@ def torch_bucket_bytes(ddp: TorchDDP) -> list[int]:
 
 
 @contextmanager
-def all_requiring_grad(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def all_requiring_grad(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """For the length of a block: reducers and hooks cannot be attached to frozen parameters.
 
     Whether a parameter is frozen is looked at then, and not again.
