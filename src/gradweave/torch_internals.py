@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from operator import attrgetter
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import torch
@@ -256,8 +256,9 @@ def unlisted_gloo_group(
 # --- Clipping -------------------------------------------------------------------------------------
 
 ClippingCheck = Callable[[list[torch.Tensor]], None]
-_clipping_checks: tuple[ClippingCheck, ...] = ()
-_clipping_lock = Lock()
+_clipping_checks: dict[object, ClippingCheck] = {}
+# Not a plain lock: whoever ends watching may be garbage that is collected while somebody begins.
+_replacing = RLock()
 _total_norm: Callable[..., torch.Tensor] | None = getattr(clip_grad, "_get_total_norm", None)
 
 
@@ -267,15 +268,14 @@ def watch_clipping(check: ClippingCheck) -> Callable[[], None]:
     torch has no hook there, and whoever clips has mostly imported the function itself, so the one
     that computes the norm is replaced meanwhile. Where torch lacks it, nothing is checked.
     """
-    global _clipping_checks  # noqa: PLW0603 torch's function is the process's, too
-    with _clipping_lock:
-        _clipping_checks = (*_clipping_checks, check)
+    key = object()
+    with _replacing:
+        _clipping_checks[key] = check
         _replace_total_norm()
 
     def end() -> None:
-        global _clipping_checks  # noqa: PLW0603
-        with _clipping_lock:
-            _clipping_checks = tuple(one for one in _clipping_checks if one is not check)
+        with _replacing:
+            _clipping_checks.pop(key, None)
             _replace_total_norm()
 
     return end
@@ -292,7 +292,7 @@ def _checked_total_norm(
     tensors: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any
 ) -> torch.Tensor:
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    for check in _clipping_checks:
+    for check in list(_clipping_checks.values()):
         check(gradients)
     assert _total_norm is not None
     return _total_norm(gradients, *args, **kwargs)
