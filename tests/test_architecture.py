@@ -19,6 +19,7 @@ LAYERS: list[set[str]] = [
     {"runtime"},
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},
+    {"torch_internals"},
     {"simulation"},
     {"planning", "collectives"},
     {"presets"},
@@ -32,7 +33,16 @@ LAYERS: list[set[str]] = [
     {"words"},
     {"errors"},
 ]
-WITH_TORCH = {"bench", "comm", "hooks", "measure", "runtime", "sparse", "workloads"}
+WITH_TORCH = {
+    "bench",
+    "comm",
+    "hooks",
+    "measure",
+    "runtime",
+    "sparse",
+    "torch_internals",
+    "workloads",
+}
 PURE = set().union(*LAYERS) - WITH_TORCH
 
 

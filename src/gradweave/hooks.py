@@ -8,6 +8,7 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from gradweave.runtime.hooks import BucketSender, send_bucket
 from gradweave.runtime.regroup import PlannedBuckets
 from gradweave.sparse.settings import GTopK, Sparse, TopK
 from gradweave.sparse.training import SparseTraining
+from gradweave.torch_internals import is_in_join
 
 __all__ = ["SparseState", "gtopk", "topk"]
 
@@ -54,7 +56,11 @@ class SparseState:
         self.settings = settings
         # Not the wrapper itself, which has this state: it must die before its process group.
         self._training = SparseTraining(
-            settings, planned_parameters(ddp), group, grad_scaler=grad_scaler
+            settings,
+            planned_parameters(ddp),
+            group,
+            grad_scaler=grad_scaler,
+            may_be_idle=partial(is_in_join, weakref.ref(ddp)),
         )
         thread = CommunicationThread(Communicator(group))
         weakref.finalize(self, thread.close).atexit = False

@@ -50,6 +50,7 @@ from gradweave.runtime.swap import bucket_fields, swap_reducer
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.training import SparseTraining
 from gradweave.timeline import Timeline
+from gradweave.torch_internals import is_in_join
 from gradweave.words import MIB
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,11 @@ class DistributedDataParallel(TorchDDP):
         self._sparse: SparseTraining | None = None
         if compression is not None:  # one for the wrapper's life: residuals stay with other buckets
             self._sparse = SparseTraining(
-                compression, self._planned, self._own_group(), grad_scaler=grad_scaler
+                compression,
+                self._planned,
+                self._own_group(),
+                grad_scaler=grad_scaler,
+                may_be_idle=partial(is_in_join, weakref.ref(self)),
             )
         self._backward = Backward()
         self._user_hook: tuple[object, Callable[..., Any]] | None = None

@@ -16,9 +16,10 @@ from torch.distributed.algorithms.join import JoinHook
 from gradweave.comm.worker import CommunicationThread
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
-from gradweave.runtime.passes import after_torch, is_under_way
+from gradweave.runtime.passes import after_torch
 from gradweave.runtime.regroup import PlannedBuckets
 from gradweave.sparse.training import SparseTraining
+from gradweave.torch_internals import changes_in_place
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +100,13 @@ def send_bucket(
         if state.sparse is None:
             sent = state.add(message, number)
         else:
-            sent = state.sparse.send(message, parameters, bucket=number, last=bucket.is_last())
+            before = None
+            if state.finds_unused:
+                before = partial(_write_left_out_later, parameters, bucket.gradients())
+            sent = state.sparse.send(
+                message, parameters, bucket=number, last=bucket.is_last(), before=before
+            )
             state.step = state.sparse.sparse.step
-            if state.finds_unused and is_under_way():
-                after_torch(partial(_write_left_out, _before(parameters, bucket.gradients())))
     except Exception as error:
         raise state.failed(number, error) from error
     return sent.then(finish)
@@ -128,23 +132,37 @@ class _Part(NamedTuple):
     parameter: nn.Parameter
     averaged: torch.Tensor
     gradient: torch.Tensor | None
-    version: int
+    changes: int
+    frozen: torch.Tensor | None  # a copy of the gradient where there must not be another
 
 
-def _before(parameters: list[nn.Parameter], parts: list[torch.Tensor]) -> list[_Part]:
-    gradients = [parameter.grad for parameter in parameters]
-    versions = [0 if gradient is None else gradient._version for gradient in gradients]  # noqa: SLF001
-    return [_Part(*part) for part in zip(parameters, parts, gradients, versions, strict=True)]
+def _write_left_out_later(parameters: list[nn.Parameter], parts: list[torch.Tensor]) -> None:
+    """In a backward pass, before the bucket is touched."""
+    noted = [_noted(*part) for part in zip(parameters, parts, strict=True)]
+    after_torch(partial(_write_left_out, noted))
+
+
+def _noted(parameter: nn.Parameter, averaged: torch.Tensor) -> _Part:
+    gradient = parameter.grad
+    changes = 0 if gradient is None else changes_in_place(gradient)
+    frozen = None if parameter.requires_grad or gradient is None else gradient.clone()
+    return _Part(parameter, averaged, gradient, changes, frozen)
 
 
 def _write_left_out(parts: list[_Part]) -> None:
-    """Residuals travel also for parameters that no rank has used, which torch leaves alone."""
-    for parameter, averaged, gradient, version in parts:
+    """Residuals travel also for parameters that no rank has used, which torch leaves alone.
+
+    Those of frozen parameters do not, and whatever gradients these have stays, also where it is a
+    part of the bucket.
+    """
+    for parameter, averaged, gradient, changes, frozen in parts:
         now = parameter.grad
-        if now is None:
+        is_in_bucket = now is not None and now.data_ptr() == averaged.data_ptr()
+        if not parameter.requires_grad:
+            if now is not None and frozen is not None and is_in_bucket and not averaged.any():
+                now.copy_(frozen)
+        elif now is None:
             if averaged.any():
                 parameter.grad = averaged.clone()
-        elif (
-            now is gradient and now._version == version and now.data_ptr() != averaged.data_ptr()  # noqa: SLF001
-        ):
+        elif now is gradient and changes_in_place(now) == changes and not is_in_bucket:
             now.copy_(averaged)  # which has what was there: torch puts that into the bucket

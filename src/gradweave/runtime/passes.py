@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import register_multi_grad_hook
-from torch.autograd.variable import Variable
+
+from gradweave.torch_internals import when_backward_ends
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Backward:
         del gradient
         self.has_begun = True
         if where is not None:
-            _queue(_Unended(where))
+            when_backward_ends(_Unended(where))
 
 
 class _Unended:
@@ -48,7 +49,7 @@ class _Unended:
 
     def __call__(self) -> None:
         """At the end of the pass; torch's wrapper then waits for its messages, which may fail."""
-        _queue(self._end)
+        when_backward_ends(self._end)
 
     def _end(self) -> None:
         self._has_ended = True
@@ -62,18 +63,10 @@ class _Unended:
             )
 
 
-def is_under_way() -> bool:
-    """Whether this thread is in a backward pass."""
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001
-
-
 def after_torch(callback: Callable[[], None]) -> None:
     """When the backward pass under way is over, and torch's wrapper has written all gradients."""
-    _queue(partial(_queue, callback))  # torch queues its own when the last bucket has been sent
-
-
-def _queue(callback: Callable[[], None]) -> None:
-    Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
+    # torch queues its own when the last bucket has been sent.
+    when_backward_ends(partial(when_backward_ends, callback))
 
 
 def batch_size(inputs: tuple[Any, ...]) -> int:
