@@ -8,6 +8,7 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from gradweave.runtime.parameters import check_compressible, planned_parameters
 from gradweave.runtime.transports import BucketSender, SparseTransport, send_bucket
 from gradweave.sparse.settings import GTopK, Sparse, TopK
 from gradweave.sparse.training import SparseTraining
+from gradweave.torch_internals import is_in_join
 
 __all__ = ["SparseState", "gtopk", "topk"]
 
@@ -52,7 +54,11 @@ class SparseState:
         self.settings = settings
         # Not the wrapper itself, which has this state: it must die before its process group.
         self._training = SparseTraining(
-            settings, planned_parameters(ddp), own_group.group, grad_scaler=grad_scaler
+            settings,
+            planned_parameters(ddp),
+            own_group.group,
+            grad_scaler=grad_scaler,
+            may_be_idle=partial(is_in_join, weakref.ref(ddp)),
         )
         weakref.finalize(self, own_group.close).atexit = False
         self.sender = BucketSender(

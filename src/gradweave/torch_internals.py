@@ -5,6 +5,7 @@ private names elsewhere. ``missing`` says which of them this version of torch la
 one asks it when a model is wrapped, and says so in one line instead of failing somewhere inside.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -204,6 +205,15 @@ def is_in_backward() -> bool:
 def when_backward_ends(callback: Callable[[], None]) -> None:
     """Call it when the backward pass under way has computed everything."""
     Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
+
+
+def is_in_join(wrapper: "weakref.ref[TorchDDP]") -> bool:
+    """Whether some ranks may have run out of data: from the first ``join()`` on, for good.
+
+    Whoever asks must not keep the wrapper alive, which has to die before its process group.
+    """
+    ddp = wrapper()
+    return ddp is not None and bool(ddp._join_config.enable)  # noqa: SLF001
 
 
 # --- Tensors, modules, groups ---------------------------------------------------------------------

@@ -115,6 +115,7 @@ def integers(group, folder, steps, state_from=None):
         wrapped(batch).sum().backward()
         produced += batch[0]
         applied += (model.weight.grad[0] * group.size()).round()
+        model.weight.data -= model.weight.grad
     state = wrapped.sparse_state_dict()
     checkpoint.save(state, folder)
     left = state["residuals"]["values"].get("weight", torch.zeros(40)).flatten()

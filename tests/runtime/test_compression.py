@@ -45,6 +45,7 @@ def accumulated(group):
                     wrapped(rows).sum().backward()
             wrapped(last).sum().backward()
             applied.append(model.weight.grad.clone())
+            model.weight.data -= applied[-1]
         ends.append((torch.cat(applied), residual(wrapped)))
         assert residual(wrapped).any()
     return [torch.equal(one, other) for one, other in zip(*ends, strict=True)]
@@ -132,6 +133,7 @@ def narrow(group, dtype, density):
         model.zero_grad()
         wrapped(whole_numbers(step, group.rank()).to(dtype)).sum().backward()
         applied += model.weight.grad[0].float() * 2
+        model.weight.data -= model.weight.grad
     assert model.weight.grad.dtype == dtype
     return applied.tolist(), residual(wrapped).dtype, residual(wrapped).tolist()
 
@@ -200,6 +202,7 @@ def uneven(group):
     wrapped = DistributedDataParallel(
         model, compression=GTopK(density=0.1, whole_model=True), bucket_cap_mb=NUMEL * 4 / 2**20
     )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     produced, applied, kept = torch.zeros(2 * NUMEL), torch.zeros(2 * NUMEL), []
     with wrapped.join():
         for step in range(3 + 2 * group.rank()):
@@ -210,6 +213,7 @@ def uneven(group):
             gradient = torch.cat([layer.weight.grad[0] for layer in model])
             applied += gradient * 2
             kept.append(int(gradient[:NUMEL].count_nonzero()))
+            optimizer.step()
     state = wrapped.sparse_state_dict()
     left = torch.cat([state["residuals"]["values"][f"{i}.weight"][0] for i in range(2)])
     return applied.tolist(), produced.tolist(), left.tolist(), kept[1:], state["step"]

@@ -119,6 +119,7 @@ def rebuilt(group):
     ddp = TorchDDP(model, bucket_cap_mb_list=[120 / 2**20] * 2)
     state = hooks.SparseState(ddp, GTopK(density=0.1))
     ddp.register_comm_hook(state, hooks.gtopk)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     applied, produced = torch.zeros(2, 30), torch.zeros(2, 30)
     for step in range(5):
         model.zero_grad()
@@ -127,6 +128,7 @@ def rebuilt(group):
         ddp(batch).sum().backward()
         produced += torch.cat([batch, 2 * batch])
         applied += torch.cat([model.a.weight.grad, model.b.weight.grad]) * group.size()
+        optimizer.step()
     left = state.state_dict()["residuals"]["values"]
     left = torch.cat([left["a.weight"], left["b.weight"]])
     return [one.tolist() for one in (applied, produced, left)]

@@ -25,6 +25,7 @@ def sparse(group, settings, plan):
         wrapped(batch).sum().backward()
         produced += batch[0]
         applied += model.weight.grad[0] * group.size()
+        model.weight.data -= model.weight.grad
     wrapped._sparse.sparsifier.commit()
     (residual,) = wrapped._sparse.sparsifier.state_dict()["residuals"]["values"].values()
     return applied.tolist(), residual.flatten().tolist(), produced.tolist()

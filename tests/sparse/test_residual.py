@@ -71,6 +71,39 @@ def test_a_new_layout_alone_changes_nothing():
     assert values(state) == {"a": [1, 1], "b": [1, 1, 1], "c": [0]}
 
 
+def test_discarded_parameters_are_rolled_back_alone():
+    state = carried()
+    step(state, ["a", "b"], 1.0)
+    step(state, ["a", "b"], 10.0, commit=False)
+    told = state.state_dict(discarded={"b"})["values"]
+    assert state.commit(discarded={"b"})
+    assert values(state) == {"a": [11, 11], "b": [1, 1, 1], "c": [0]}
+    assert {name: value.tolist() for name, value in told.items()} == {"a": [11, 11], "b": [1, 1, 1]}
+
+
+@pytest.mark.parametrize("how", ["discarded", "rolled back", "not finite", "applied"])
+def test_what_waits_is_discarded_with_what_was_added(how):
+    """Through another layout and another scale."""
+    state = carried()
+    step(state, ["a", "b"], 1.0)
+    step(state, ["a", "b"], 10.0, commit=False)
+    state.commit(waiting={"a", "b"})
+    assert values(state) == {"a": [11, 11], "b": [11, 11, 11], "c": [0]}
+    state.follow_scale(2.0)
+    flat = step(state, ["b", "c", "a"], 100.0, commit=False)
+    if how == "rolled back":
+        state.rollback()
+    else:
+        flat.finite = how != "not finite"
+        state.commit(discarded={"a", "b", "c"} if how == "discarded" else ())
+    before = {"a": [2, 2], "b": [2, 2, 2], "c": [0]}
+    after = {"a": [122, 122], "b": [122, 122, 122], "c": [100]}
+    assert values(state) == (after if how == "applied" else before)
+    step(state, ["a", "b", "c"], 1.0, commit=False)
+    state.rollback()
+    assert values(state) == (after if how == "applied" else before)
+
+
 def test_an_empty_bucket():
     state = carried()
     assert state.begin([]).pending.numel() == 0

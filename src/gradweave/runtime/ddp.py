@@ -4,6 +4,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ from gradweave.session.commands import Layout
 from gradweave.session.session import Session, Task
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.training import SparseTraining
-from gradweave.torch_internals import is_compiled, torch_caps_bytes
+from gradweave.torch_internals import is_compiled, is_in_join, torch_caps_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,11 @@ class DistributedDataParallel(Planned, TorchDDP):
         if options.compression is not None:  # for life: residuals stay with other buckets
             assert messages is not None
             self._sparse = SparseTraining(
-                options.compression, self._planned, messages.group, grad_scaler=grad_scaler
+                options.compression,
+                self._planned,
+                messages.group,
+                grad_scaler=grad_scaler,
+                may_be_idle=partial(is_in_join, weakref.ref(self)),
             )
         transports = Transports(
             group,

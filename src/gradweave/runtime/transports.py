@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.join import JoinHook
 
 from gradweave.comm.own_group import OwnGroup
+from gradweave.comm.worker import future_on
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
@@ -27,10 +28,18 @@ Done = torch.futures.Future[Any]
 
 
 class Transport(Protocol):
-    """Averages a bucket over the ranks, in place; the future is done when that is."""
+    """Averages a bucket over the ranks, in place; the future is done when that is.
+
+    ``before`` is called in the backward pass, before anything is done to the bucket.
+    """
 
     def average(
-        self, gradient: torch.Tensor, parameters: Sequence[nn.Parameter], *, bucket: int
+        self,
+        gradient: torch.Tensor,
+        parameters: Sequence[nn.Parameter],
+        *,
+        bucket: int,
+        before: Callable[[], None],
     ) -> Done: ...
 
     def name_of(self, bucket: int) -> str:
@@ -60,9 +69,15 @@ class DenseTransport:
         return self._collectives[bucket] if self._collectives else self._named
 
     def average(
-        self, gradient: torch.Tensor, parameters: Sequence[nn.Parameter], *, bucket: int
+        self,
+        gradient: torch.Tensor,
+        parameters: Sequence[nn.Parameter],
+        *,
+        bucket: int,
+        before: Callable[[], None],
     ) -> Done:
         del parameters
+        before()
         gradient.div_(self._group.size())  # before the sum: a narrow type would overflow
         if self._wire_dtype is None:
             return self._sum(gradient, bucket)
@@ -93,13 +108,49 @@ class SparseTransport:
         return self._training.settings.exchange
 
     def average(
-        self, gradient: torch.Tensor, parameters: Sequence[nn.Parameter], *, bucket: int
+        self,
+        gradient: torch.Tensor,
+        parameters: Sequence[nn.Parameter],
+        *,
+        bucket: int,
+        before: Callable[[], None],
     ) -> Done:
-        if bucket == 0:  # not at a forward pass: ranks that have left a join() have none
-            self._training.begin_step(is_idle=not is_in_backward())
-        names = self._training.names_of(parameters)
-        average = partial(self._training.average, gradient, names)
-        return self._own_group.thread().submit_task(average, gradient)
+        """Where none of its parameters is used, torch sends a bucket in the forward pass.
+
+        It waits for backward: until then, what becomes of the step before may change.
+        """
+
+        def send(*, is_idle: bool = False) -> Done:
+            if bucket == 0:  # not at a forward pass: ranks that have left a join() have none
+                self._training.begin_step(is_idle=is_idle)
+            if not is_idle:
+                before()
+            names = self._training.names_of(parameters)
+            named = zip(names, parameters, strict=True)
+            frozen = {name for name, parameter in named if not parameter.requires_grad}
+            average = partial(self._training.average, gradient, names, frozen=frozen)
+            return self._own_group.thread().submit_task(average, gradient)
+
+        if is_in_backward():
+            return send()
+        if self._training.may_be_idle():
+            return send(is_idle=True)
+        if bucket == 0:
+            self._training.fates.forget_callbacks()
+        done: Done = future_on(gradient.device)
+        self._training.fates.at_first_gradient(
+            lambda: send().then(partial(_pass_on, gradient, done))
+        )
+        return done
+
+
+def _pass_on(message: torch.Tensor, done: Done, sent: Done) -> None:
+    try:
+        sent.value()
+    except Exception as error:  # noqa: BLE001 whoever waits for this one sees it
+        done.set_exception(error)
+    else:
+        done.set_result(message)
 
 
 class BucketSender:
@@ -158,10 +209,13 @@ def send_bucket(
             recorder.done(ready_s, parameters, gradient.nbytes)
         return gradient
 
+    def before() -> None:
+        if state.writes_unused:
+            noted = map(_noted, parameters, bucket.gradients())
+            _after_torch(partial(_write_left_out, list(noted)))
+
     try:
-        sent = state.transport.average(gradient, parameters, bucket=number)
-        if state.writes_unused and is_in_backward():
-            _after_torch(partial(_write_left_out, _before(parameters, bucket.gradients())))
+        sent = state.transport.average(gradient, parameters, bucket=number, before=before)
     except Exception as error:
         raise state.failed(number, error) from error
     return sent.then(finish)
@@ -216,12 +270,14 @@ class _BucketPart(NamedTuple):
     averaged: torch.Tensor
     gradient: torch.Tensor | None
     changes: int
+    frozen: torch.Tensor | None  # a copy of the gradient where there must not be another
 
 
-def _before(parameters: list[nn.Parameter], parts: list[torch.Tensor]) -> list[_BucketPart]:
-    gradients = [parameter.grad for parameter in parameters]
-    changes = [0 if gradient is None else changes_in_place(gradient) for gradient in gradients]
-    return [_BucketPart(*part) for part in zip(parameters, parts, gradients, changes, strict=True)]
+def _noted(parameter: nn.Parameter, averaged: torch.Tensor) -> _BucketPart:
+    gradient = parameter.grad
+    changes = 0 if gradient is None else changes_in_place(gradient)
+    frozen = None if parameter.requires_grad or gradient is None else gradient.clone()
+    return _BucketPart(parameter, averaged, gradient, changes, frozen)
 
 
 def _after_torch(callback: Callable[[], None]) -> None:
@@ -231,16 +287,21 @@ def _after_torch(callback: Callable[[], None]) -> None:
 
 
 def _write_left_out(parts: list[_BucketPart]) -> None:
-    for parameter, averaged, gradient, changes in parts:
+    """Residuals travel also for parameters that no rank has used, which torch leaves alone.
+
+    Those of frozen parameters do not, and whatever gradients these have stays, also where it is a
+    part of the bucket.
+    """
+    for parameter, averaged, gradient, changes, frozen in parts:
         now = parameter.grad
-        if now is None:
+        is_in_bucket = now is not None and now.data_ptr() == averaged.data_ptr()
+        if not parameter.requires_grad:
+            if now is not None and frozen is not None and is_in_bucket and not averaged.any():
+                now.copy_(frozen)
+        elif now is None:
             if averaged.any():
                 parameter.grad = averaged.clone()
-        elif (
-            now is gradient
-            and changes_in_place(now) == changes
-            and now.data_ptr() != averaged.data_ptr()
-        ):
+        elif now is gradient and changes_in_place(now) == changes and not is_in_bucket:
             now.copy_(averaged)  # which has what was there: torch puts that into the bucket
 
 

@@ -1,12 +1,14 @@
 """What a rank carries over from step to step for every parameter, changed as a transaction.
 
 A step begins with ``begin`` for every bucket, writes what the state will be into ``pending``, and
-is committed or rolled back as a whole before the next one begins. Rolled back, everything is bit
-for bit as before, because ``kept`` has not been touched: that takes twice the memory, and no time.
+is committed or rolled back before the next one begins. Rolled back, everything is bit for bit as
+before, because ``kept`` has not been touched: that takes twice the memory, and no time. Only where
+several passes add up before a step of the optimizer, what was before the first is copied.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Self
 
 import torch
@@ -27,6 +29,31 @@ class Flat:
     def give_back(self, returned: SparseVector) -> None:
         indices, values = tensors(returned, self.pending.device)
         self.pending.index_add_(0, indices, values)
+
+
+def places_of(elements: Mapping[str, int]) -> dict[str, slice]:
+    """Where parameters with so many elements lie, one behind the other."""
+    ends = accumulate(elements.values())
+    return {
+        name: slice(end - count, end)
+        for end, (name, count) in zip(ends, elements.items(), strict=True)
+    }
+
+
+def without(flat: Flat, places: Sequence[slice]) -> Flat:
+    """The same, as if nothing had been kept there; what is pending is shared."""
+    if not places:
+        return flat
+    kept = flat.kept.clone()
+    for place in places:
+        kept[place] = 0
+    return Flat(flat.names, kept, flat.pending)
+
+
+def keep(flat: Flat, places: Sequence[slice]) -> None:
+    """There, this step changes nothing."""
+    for place in places:
+        flat.pending[place] = flat.kept[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +91,8 @@ class Carried:
         self._layouts = {name: _Layout.of(parameter) for name, parameter in parameters.items()}
         self._flats: dict[str, Flat] = {}  # by parameter
         self._open: list[Flat] = []
+        # By parameter, before the first pass of a step that is made of several.
+        self._before_waiting: dict[str, torch.Tensor] = {}
         self.scale = 1.0  # of the loss, and so of the gradients
 
     def begin(self, names: Sequence[str]) -> Flat:
@@ -88,21 +117,36 @@ class Carried:
         """Whether every bucket of the open step is."""
         return all(flat.finite for flat in self._open)
 
-    def commit(self) -> bool:
+    def commit(self, *, discarded: Collection[str] = (), waiting: Collection[str] = ()) -> bool:
         """What is pending holds, in all buckets of the step. False: it was not finite.
 
-        Then the step is rolled back: NaN or Inf never enters what is carried over.
+        Then the step is rolled back: NaN or Inf never enters what is carried over. For parameters
+        whose gradients have been ``discarded`` it is rolled back in any case. For those whose
+        gradients are ``waiting`` for a step it holds, but may be discarded together with the next.
         """
-        finite = self.finite
-        if finite:
-            for flat in self._open:
-                flat.kept, flat.pending = flat.pending, flat.kept
+        if not self.finite:
+            self.rollback()
+            return False
+        before = self._before_waiting
+        for flat in self._open:
+            for name, place in self._places(flat).items():
+                if name in waiting and name not in before:
+                    before[name] = flat.kept[place].clone()
+                elif name in discarded and name not in before:
+                    flat.pending[place] = flat.kept[place]
+            flat.kept, flat.pending = flat.pending, flat.kept
         self._open.clear()
-        return finite
+        for name in before.keys() & discarded:
+            self.value(name).copy_(before[name])
+        self._before_waiting = {name: before[name] for name in before.keys() & waiting}
+        return True
 
     def rollback(self) -> None:
-        """The step has not been taken: everything is as before."""
+        """The step has not been taken: everything is as before the first of its passes."""
         self._open.clear()
+        for name, before in self._before_waiting.items():
+            self.value(name).copy_(before)
+        self._before_waiting.clear()
 
     def follow_scale(self, scale: float) -> None:
         """Gradients will be multiplied by ``scale`` (AMP's loss scale); so is what is carried.
@@ -115,6 +159,8 @@ class Carried:
         if scale != self.scale:
             for flat in {id(flat): flat for flat in self._flats.values()}.values():
                 flat.kept.mul_(scale / self.scale)
+            for before in self._before_waiting.values():
+                before.mul_(scale / self.scale)
             self.scale = scale
 
     def value(self, name: str, *, pending: bool = False) -> torch.Tensor:
@@ -126,25 +172,29 @@ class Carried:
             return self._likes[name].new_zeros(self._sizes[name])
         flat = self._flats[name]
         is_open = any(flat is one for one in self._open)
-        sizes = [self._sizes[other] for other in flat.names]
         source = flat.pending if pending and is_open else flat.kept
-        return list(torch.split(source, sizes))[flat.names.index(name)]
+        return source[self._places(flat)[name]]
 
-    def state_dict(self, *, taken: bool | None = None) -> dict[str, Any]:
+    def state_dict(self, *, discarded: Collection[str] | None = None) -> dict[str, Any]:
         """A number, and tensors of the parameters' shapes, whatever their layout in memory.
 
-        Of an open step somebody must say whether it will be committed (``taken``) or rolled back;
-        here it stays open.
+        Of an open step somebody must say for which parameters it will be rolled back
+        (``discarded``); for the others it will be committed. Here it stays open.
         """
-        if taken is None:
+        if discarded is None:
             self._require_settled()
         values = {
             name: self._layouts[name]
-            .shaped(self.value(name, pending=bool(taken)))
+            .shaped(self._settled_value(name, is_discarded=name in (discarded or ())))
             .clone(memory_format=torch.contiguous_format)
             for name in self._flats
         }
         return {"scale": self.scale, "values": values}
+
+    def _settled_value(self, name: str, *, is_discarded: bool) -> torch.Tensor:
+        if is_discarded and name in self._before_waiting:
+            return self._before_waiting[name]
+        return self.value(name, pending=not is_discarded)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Parameters that the state does not have start from zero."""
@@ -152,6 +202,7 @@ class Carried:
         self.check(state)
         self.scale = float(state["scale"])
         self._flats.clear()
+        self._before_waiting.clear()
         for name, value in state["values"].items():
             self._layouts[name].shaped(self._lay_out((name,)).kept).copy_(value)
 
@@ -184,6 +235,9 @@ class Carried:
             self._flats[name] = Flat((name,), value, torch.empty_like(value))
         self._flats.update(dict.fromkeys(names, flat))
         return flat
+
+    def _places(self, flat: Flat) -> dict[str, slice]:
+        return places_of({name: self._sizes[name] for name in flat.names})
 
     def _require_settled(self) -> None:
         if self._open:

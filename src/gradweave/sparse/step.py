@@ -1,6 +1,6 @@
 """One bucket after the other: select, exchange, and keep what was not applied."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from gradweave.errors import RequestError
 from gradweave.sparse.dense import places_below, put_back, take_out
 from gradweave.sparse.exchange import Exchanged, find_exchange
 from gradweave.sparse.exchanger import Exchanger
-from gradweave.sparse.residual import Carried, tensors
+from gradweave.sparse.residual import Carried, keep, places_of, tensors, without
 from gradweave.sparse.select import default_selection, select
 from gradweave.sparse.vectors import SparseVector, elements_kept, like, part_by
 from gradweave.sparse.warmup import MomentumCorrection, clip_local_norm, local_norm_limit
@@ -20,7 +20,9 @@ class Sparsifier:
 
     For every step, on every rank: ``reduce`` for each bucket in the same order, then either
     ``commit``, before the next step's first bucket, or ``rollback`` if the optimizer has skipped
-    the step. ``reduce`` blocks until the exchange is over and releases the GIL where it takes long.
+    the step. A step made of several passes, whose gradients add up, has a ``commit`` for each, and
+    all but the last are ``waiting``. ``reduce`` blocks until the exchange is over and releases the
+    GIL where it takes long.
 
     Parameters with fewer than ``dense_below`` elements travel whole; nothing of them is left.
 
@@ -54,8 +56,12 @@ class Sparsifier:
         *,
         density: float,
         divide_by: float = 1.0,
+        frozen: Collection[str] = (),
     ) -> Exchanged:
         """In place: a flat bucket of these parameters becomes what is applied, zero elsewhere.
+
+        Of ``frozen`` ones nothing is sent, and what is carried over for them stays. The message is
+        as long as with them, so that ranks may differ in what they freeze.
 
         Where the gradient of any rank has NaN or Inf, or what is applied is too large for its type,
         it becomes NaN on all of them, so that GradScaler skips the step everywhere.
@@ -64,16 +70,22 @@ class Sparsifier:
         places = places_below(elements.values(), self.dense_below)
         numel = gradient.numel() - sum(place.stop - place.start for place in places)
         k = elements_kept(numel, density)
+        held_back = [place for name, place in places_of(elements).items() if name in frozen]
+        for place in held_back:
+            gradient[place] = 0
         residual = self.residuals.begin(names)
         self._clip(gradient, elements)
         velocity = self.momentum.begin(names, gradient) if self.momentum else None
         candidates = velocity.pending if velocity else gradient
+        for place in held_back:
+            candidates[place] = 0
         own = take_out(candidates, places)
         # The small ones travel while the others are selected from: zeros in their place are not.
         summed = own.clone()
         wait_for_sum = self.exchanger.start_sum(summed) if places else None
         method = self.selection or default_selection(gradient.device)
-        selected = select(residual, candidates, k=k, method=method)
+        selected = select(without(residual, held_back), candidates, k=k, method=method)
+        keep(residual, held_back)
         done = Exchanged(selected, like(selected))
         if k:
             done = self.exchanger.run(selected, exchange=self.exchange, k=k, numel=gradient.numel())
@@ -89,6 +101,7 @@ class Sparsifier:
         if self.momentum and velocity:
             self.momentum.applied(velocity, _own_applied(selected, done).indices)
             put_back(own, velocity.pending, places)
+            keep(velocity, held_back)
         return done
 
     def _clip(self, gradient: torch.Tensor, elements: Mapping[str, int]) -> None:
@@ -101,11 +114,15 @@ class Sparsifier:
         )
         clip_local_norm(gradient, elements, limit=limit)
 
-    def commit(self) -> bool:
-        """The step was taken. False: it was not finite somewhere, and has been rolled back."""
-        finite = self.residuals.commit()
+    def commit(self, *, discarded: Collection[str] = (), waiting: Collection[str] = ()) -> bool:
+        """The step was taken. False: it was not finite somewhere, and has been rolled back.
+
+        It is rolled back, too, for parameters whose gradients were ``discarded``. With those that
+        are ``waiting`` for the optimizer, what was before can still be rolled back to.
+        """
+        finite = self.residuals.commit(discarded=discarded, waiting=waiting)
         if self.momentum and finite:
-            self.momentum.velocities.commit()
+            self.momentum.velocities.commit(discarded=discarded, waiting=waiting)
         elif self.momentum:
             self.momentum.velocities.rollback()
         return finite
@@ -120,14 +137,17 @@ class Sparsifier:
         for carried in self._carried().values():
             carried.follow_scale(scale)
 
-    def state_dict(self, *, taken: bool | None = None) -> dict[str, Any]:
+    def state_dict(self, *, discarded: Collection[str] | None = None) -> dict[str, Any]:
         """This rank's, after ``commit`` or ``rollback``.
 
-        Or, with ``taken``, as it will be when the open step is committed, or rolled back.
+        Or, with ``discarded``, as it will be when the open step is committed like that.
         """
-        if taken:
-            taken = self.residuals.finite
-        return {kind: carried.state_dict(taken=taken) for kind, carried in self._carried().items()}
+        if discarded is not None and not self.residuals.finite:
+            discarded = self._elements
+        return {
+            kind: carried.state_dict(discarded=discarded)
+            for kind, carried in self._carried().items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Of a sparsifier with momentum where this one has it, and without where not."""

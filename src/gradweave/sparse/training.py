@@ -1,6 +1,6 @@
 """One model's sparsified training, step by step: what a communication hook needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +10,10 @@ from torch import nn
 from gradweave.comm.agree import gather_long_text, largest
 from gradweave.errors import RequestError
 from gradweave.sparse.exchanger import Exchanger
+from gradweave.sparse.gradient_fates import Fate, GradientFates
 from gradweave.sparse.select import compile_kernels
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.step import Sparsifier
-from gradweave.sparse.taken import TakenSteps
 from gradweave.sparse.warmup import MomentumCorrection
 
 SCHEMA = "gradweave.sparse/2"
@@ -26,6 +26,8 @@ class _Known(NamedTuple):
     was_taken: bool  # the step before
     scale: float
     is_idle: bool  # and so knows neither
+    fates: Mapping[str, Fate]  # of the gradients of the step before, by parameter
+    was_idle: bool  # in the step before, and so does not know them
 
 
 class SparseTraining:
@@ -34,6 +36,10 @@ class SparseTraining:
     Nobody tells whether the optimizer has taken a step. It counts as taken unless a gradient of any
     rank was not finite, or the ``grad_scaler`` has lowered its scale and no optimizer has taken a
     step: then it has skipped that for what it saw elsewhere, such as in another model's gradients.
+    For a parameter whose gradient was discarded before any optimizer could use it, the step is
+    rolled back.
+
+    ``may_be_idle`` says whether ranks may run out of data; those that have follow the others.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class SparseTraining:
         group: dist.ProcessGroup,
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
+        may_be_idle: Callable[[], bool] = lambda: False,
     ) -> None:
         exchanger = Exchanger(group)
         _require_same(group, f"{settings}, {'with' if grad_scaler else 'without'} a grad_scaler")
@@ -64,8 +71,10 @@ class SparseTraining:
         self.step = 0  # that has begun last, from 1 on
         self._parameters, self._grad_scaler = parameters, grad_scaler
         self._names = {parameter: name for name, parameter in parameters.items()}
-        self._taken = TakenSteps(parameters.values()) if grad_scaler else None
-        self._begun_with = self._scale_and_steps()
+        self.fates = GradientFates(parameters)
+        self.may_be_idle = may_be_idle
+        self._scale_before = self._scale()
+        self._was_idle = False
         self._unsettled: _Known | None = None
         for dtype in {parameter.dtype for parameter in parameters.values()}:
             compile_kernels(dtype)
@@ -75,8 +84,8 @@ class SparseTraining:
 
         A rank that is idle has run out of data: it sends its residuals, and takes no steps itself.
         """
-        self._unsettled = self._known(is_idle=is_idle)
-        self._begun_with = self._scale_and_steps()
+        self._unsettled = self._known(self.fates.begin(), is_idle=is_idle)
+        self._scale_before, self._was_idle = self._scale(), is_idle
         self.step += 1
 
     def names_of(self, parameters: Sequence[nn.Parameter]) -> list[str]:
@@ -86,8 +95,13 @@ class SparseTraining:
             )
         return [self._names[parameter] for parameter in parameters]
 
-    def average(self, message: torch.Tensor, names: Sequence[str]) -> None:
-        """In place, a flat bucket of these parameters; blocks until that is done."""
+    def average(
+        self, message: torch.Tensor, names: Sequence[str], *, frozen: Collection[str] = ()
+    ) -> None:
+        """In place, a flat bucket of these parameters; blocks until that is done.
+
+        Of those that are ``frozen`` nothing is sent, and their residuals stay.
+        """
         if self._unsettled is not None:
             self._settle(self._unsettled)
             self._unsettled = None
@@ -96,32 +110,38 @@ class SparseTraining:
             message,
             density=self.settings.density_at(self.step - 1),
             divide_by=self.group.size(),
+            frozen=frozen,
         )
 
     def settle(self, *, is_idle: bool) -> None:
         """The last step, before another begins: on every rank, when nothing travels."""
-        self._settle(self._known(is_idle=is_idle))
-        self._begun_with = self._scale_and_steps()
+        self._settle(self._known(self.fates.now(), is_idle=is_idle))
+        self._scale_before = self._scale()
 
-    def _known(self, *, is_idle: bool) -> _Known:
-        return _Known(self._was_taken(), self._scale_and_steps()[0], is_idle)
+    def _known(self, fates: Mapping[str, Fate], *, is_idle: bool) -> _Known:
+        return _Known(self._was_taken(fates), self._scale(), is_idle, fates, self._was_idle)
 
     def _settle(self, mine: _Known) -> None:
         agreed = self._agreed(mine)
         if agreed.was_taken:
-            self.sparsifier.commit()
+            self.sparsifier.commit(
+                discarded=_with_fate(Fate.DISCARDED, agreed.fates),
+                waiting=_with_fate(Fate.WAITING, agreed.fates),
+            )
         else:
             self.sparsifier.rollback()
         self.sparsifier.follow_scale(agreed.scale)
 
     def _agreed(self, mine: _Known) -> _Known:
         """What the ranks that still have data know; a scaler elsewhere is not up to date."""
-        if self._grad_scaler is None:
+        if self._grad_scaler is None and not self.may_be_idle():
             return mine
         said = [-torch.inf] * 4
         if not mine.is_idle:
             said = [mine.was_taken, -mine.was_taken, mine.scale, -mine.scale]
-        anyone, not_all, largest_scale, negated = largest(self.group, said, device=HOST)
+        said += [-torch.inf if mine.was_idle else fate for fate in mine.fates.values()]
+        everyone = largest(self.group, said, device=HOST)
+        anyone, not_all, largest_scale, negated, *fates = everyone
         if anyone != -not_all:
             raise RequestError(
                 "some ranks have taken the last step and others have skipped it; let GradScaler "
@@ -132,17 +152,26 @@ class SparseTraining:
                 f"loss scales go from {-negated:g} to {largest_scale:g}, here {mine.scale:g}; "
                 "load the state_dict of one rank's GradScaler on all of them"
             )
-        return _Known(bool(anyone), largest_scale, is_idle=False)
+        agreed = {
+            name: Fate(int(fate)) for name, fate in zip(mine.fates, fates, strict=True) if fate >= 0
+        }
+        return mine._replace(was_taken=bool(anyone), scale=largest_scale, fates=agreed)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's, after the optimizer's step: plain numbers, texts and tensors."""
+        """This rank's, after the optimizer's step: plain numbers, texts and tensors.
+
+        Gradients that are still there count as applied: whoever asks too early has them.
+        """
+        fates = self.fates.now()
+        is_skipped = not self._was_taken(fates)
+        discarded = set(fates) if is_skipped else _with_fate(Fate.DISCARDED, fates)
         return {
             "schema": SCHEMA,
             "rank": self.group.rank(),
             "ranks": self.group.size(),
             "step": self.step,
             "shapes": self._shapes(),
-            **self.sparsifier.state_dict(taken=self._was_taken()),
+            **self.sparsifier.state_dict(discarded=discarded),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -151,7 +180,8 @@ class SparseTraining:
         self.sparsifier.rollback()
         self.sparsifier.load_state_dict(state)
         self.step, self._unsettled = state["step"], None
-        self._begun_with = self._scale_and_steps()
+        self._scale_before = self._scale()
+        self.fates.forget()
 
     def _agree_on(self, state: Mapping[str, Any]) -> None:
         """That all ranks can load theirs, and that they are of one step."""
@@ -199,16 +229,15 @@ class SparseTraining:
     def _shapes(self) -> dict[str, list[int]]:
         return {name: list(parameter.shape) for name, parameter in self._parameters.items()}
 
-    def _was_taken(self) -> bool:
-        scale, steps = self._begun_with
-        is_lower = self._scale_and_steps()[0] < scale
-        return not is_lower or (self._taken is not None and self._taken.any_since(steps))
+    def _was_taken(self, fates: Mapping[str, Fate]) -> bool:
+        return self._scale() >= self._scale_before or Fate.APPLIED in fates.values()
 
-    def _scale_and_steps(self) -> tuple[float, tuple[int, int]]:
-        """The loss scale, and what has been done to the parameters so far."""
-        if self._grad_scaler is None or self._taken is None:
-            return 1.0, (0, 0)
-        return self._grad_scaler.get_scale(), self._taken.so_far()
+    def _scale(self) -> float:
+        return 1.0 if self._grad_scaler is None else self._grad_scaler.get_scale()
+
+
+def _with_fate(fate: Fate, fates: Mapping[str, Fate]) -> set[str]:
+    return {name for name, found in fates.items() if found is fate}
 
 
 def _require_same(group: dist.ProcessGroup, settings: str) -> None:
