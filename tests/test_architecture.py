@@ -106,6 +106,8 @@ def private_names(file: Path) -> set[str]:
             own.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             own.add(node.target.id)
+        elif isinstance(node, ast.Assign):
+            own |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             own |= {node.attr} if getattr(node.value, "id", "") == "self" else set()
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -118,8 +120,8 @@ def private_names(file: Path) -> set[str]:
     return {name for name in used - own if not name.startswith("__")}
 
 
-# Of Python's standard library.
-OTHERS_PRIVATE = {"_exit"}
+# Of Python's standard library, and not private in spite of their names.
+OTHERS_PRIVATE = {"_exit", "_replace"}
 LOOK_UP = {"getattr", "hasattr", "setattr", "delattr", "attrgetter"}
 HOME_OF_PRIVATE_NAMES = "torch_internals.py"
 

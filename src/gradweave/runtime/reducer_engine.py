@@ -28,6 +28,7 @@ class ReducerEngine:
     def __init__(
         self, ddp: TorchDDP, parameters: dict[str, nn.Parameter], transports: Transports
     ) -> None:
+        self.plan: Plan | None = None  # that is carried out
         self.sender: BucketSender | None = None  # None: torch sends by itself
         self._ddp = weakref.ref(ddp)  # which must die before its process group
         self._parameters, self._transports = parameters, transports
@@ -43,7 +44,7 @@ class ReducerEngine:
         """From the next pass on; ``order`` is what torch's own buckets follow, if it is known."""
         ddp = self._live
         require_finished_reduction(ddp)
-        plan = buckets if isinstance(buckets, Plan) else None
+        self.plan = plan = buckets if isinstance(buckets, Plan) else None
         if buckets is Layout.ORIGINAL and not order:
             restore_reducer(ddp, self._parameters)
         else:

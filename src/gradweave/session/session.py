@@ -313,7 +313,7 @@ class Session:
             settling_steps = 0
             expected_s = self.findings.step_s or now.step_s
             self.findings = replace(self.findings, step_s=expected_s)
-            if abs(now.step_s / expected_s - 1) > most:
+            if abs(now.step_s - expected_s) > most * expected_s:
                 logger.warning(
                     "steps were expected to take %.1f ms and take %.1f ms; planning again",
                     expected_s * 1e3,
