@@ -36,7 +36,7 @@ SIZE_FACTOR = 8
 INTERPOLATION_ERROR = 0.10
 FINEST_FACTOR = 2.1
 
-# A stream of messages is timed as one, long enough for clocks not to matter.
+# A stream of messages is timed as one, long enough for clocks not to matter and noise to even out.
 STREAM_S = 0.1
 MOST_MESSAGES = 16
 MOST_STREAM_BYTES = 64 * MIB
@@ -70,6 +70,8 @@ def calibrate(
     beside: Surroundings | None = None,
     communicator: Communicator | None = None,
     other_lanes: Sequence[Communicator] = (),
+    stream_s: float = STREAM_S,
+    link_bytes: tuple[int, int, int] = BETWEEN_TWO_BYTES,
     before_each: Callable[[], None] = lambda: None,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
@@ -78,8 +80,10 @@ def calibrate(
     Call it on every rank, with nothing else on the group; all return the same. By default samples
     are taken both idle and beside matrix products. Reduce-scatters and all-gathers take turns on
     the group and ``other_lanes``; give one less than ShardedDataParallel has threads, so that their
-    curves are true for it. ``before_each`` is called before whatever takes long, alike on all
-    ranks, and may end it by raising; ``advance`` is called when a size is done.
+    curves are true for it. Streams of messages are as long as ``stream_s``, and transfers between
+    two ranks have ``link_bytes``; less of both takes less time. ``before_each`` is called before
+    whatever takes long, alike on all ranks, and may end it by raising; ``advance`` is called when a
+    size is done.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
@@ -98,10 +102,11 @@ def calibrate(
             list(ways),
             repeats=repeats,
             beside=beside,
+            stream_s=stream_s,
             before_each=before_each,
         )
         _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
-    links = _measure_links(communicator, before_each)
+    links = _measure_links(communicator, link_bytes, before_each)
     advance()
     return Network(
         name=name,
@@ -129,6 +134,7 @@ class _Survey:
     ways: list[Way]
     repeats: int
     beside: Surroundings
+    stream_s: float
     before_each: Callable[[], None]
     samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
     hopeless: set[Way] = field(default_factory=set)
@@ -139,7 +145,9 @@ class _Survey:
         for way in self.ways:
             if way not in self.hopeless:
                 self.before_each()
-                streams[way] = _Stream(self.communicator, self.lanes, way, nbytes)
+                streams[way] = _Stream(
+                    self.communicator, self.lanes, way, nbytes, stream_s=self.stream_s
+                )
         kinds = list(product(streams, beside))
         taken: dict[tuple[Way, Beside], list[list[float]]] = {kind: [] for kind in kinds}
         for repeat in range(self.repeats):
@@ -214,7 +222,15 @@ class _Survey:
 class _Stream:
     """Messages of one size, sent one way: one, or several that follow each other."""
 
-    def __init__(self, communicator: Communicator, lanes: Lanes, way: Way, nbytes: int) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        lanes: Lanes,
+        way: Way,
+        nbytes: int,
+        *,
+        stream_s: float,
+    ) -> None:
         self._communicator, self._lanes, self._way = communicator, lanes, way
         device = group_device(communicator.group)
         first = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
@@ -225,7 +241,7 @@ class _Stream:
         self._send([first])
         (once_s,) = largest(communicator.group, [time.perf_counter() - started_s], device=device)
         most = max(2, min(MOST_MESSAGES, MOST_STREAM_BYTES // nbytes))
-        self.messages = max(2, min(most, round(STREAM_S / once_s)))
+        self.messages = max(2, min(most, round(stream_s / once_s)))
         if way.operation in OPERATIONS["both"]:
             # Each lane twice, unless that is too much, and all equally often: where the last
             # message travels alone, a stream of few is slower than training's.
@@ -302,16 +318,18 @@ def _never_cheaper_at_the_end(seconds: list[float]) -> list[float]:
     return [*seconds[:-1], max(seconds)]
 
 
-def _measure_links(communicator: Communicator, before_each: Callable[[], None]) -> Links:
+def _measure_links(
+    communicator: Communicator, link_bytes: tuple[int, int, int], before_each: Callable[[], None]
+) -> Links:
     """One link for each tier: between the first rank and the first beyond that tier's groups."""
     order, factors = communicator.topology.order, communicator.topology.factors
     sum_s_per_byte = _sum_s_per_byte(communicator.group)
     levels = []
     for tier, members in enumerate(factors):
         tiny_s, large_s, larger_s = _one_way_s(
-            communicator.group, order[0], order[prod(factors[:tier])], before_each
+            communicator.group, (order[0], order[prod(factors[:tier])]), link_bytes, before_each
         )
-        _, large, larger = BETWEEN_TWO_BYTES
+        _, large, larger = link_bytes
         link = Link(
             latency_s=tiny_s,
             s_per_byte=max(0.0, (larger_s - large_s) / (larger - large)),
@@ -323,15 +341,18 @@ def _measure_links(communicator: Communicator, before_each: Callable[[], None]) 
 
 
 def _one_way_s(
-    group: dist.ProcessGroup, one: int, other: int, before_each: Callable[[], None]
+    group: dist.ProcessGroup,
+    ends: tuple[int, int],
+    link_bytes: tuple[int, int, int],
+    before_each: Callable[[], None],
 ) -> list[float]:
     """Half of there and back, for each size: the lower quartile, for nothing makes it faster."""
     taken_s: list[list[float]] = []
-    for nbytes in BETWEEN_TWO_BYTES:
+    for nbytes in link_bytes:
         taken_s.append([])
         for _ in range(BETWEEN_TWO_REPEATS):
             before_each()
-            taken_s[-1].append(_half_round_trip_s(group, one, other, nbytes))
+            taken_s[-1].append(_half_round_trip_s(group, *ends, nbytes))
     group.barrier().wait()
     quartiles_s = [float(np.quantile(times, 0.25)) for times in taken_s]
     return largest(group, quartiles_s, device=group_device(group))

@@ -4,10 +4,10 @@ import atexit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
+from typing import TypedDict
 
 from gradweave import collectives
 from gradweave.comm import Communicator
-from gradweave.comm.lanes import LANES
 from gradweave.comm.own_group import OwnGroup
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
@@ -17,6 +17,9 @@ from gradweave.words import KIB, MIB, Passes
 
 CALIBRATION_REPEATS = 3
 LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
+# A smaller model takes short steps, and little can be gained: calibrating must not last longer.
+SMALL_MODEL_BYTES = 1 * MIB
+SMALL_STREAM_S = 0.01
 # Beside the backend's own: what is worth the thread it needs, for small messages and for tiers.
 AUTO_COLLECTIVES = ("native", "recursive-doubling")
 AUTO_TIERED = "blueconnect"
@@ -24,9 +27,11 @@ AUTO_TIERED = "blueconnect"
 STOPPED_WITHIN_S = 5.0
 
 
-def calibration_groups(passes: Passes) -> int:
-    """How many process groups a calibration needs."""
-    return LANES if passes == "both" else 1
+class Effort(TypedDict, total=False):
+    """How thoroughly to calibrate, as ``calibrate`` takes it."""
+
+    stream_s: float
+    link_bytes: tuple[int, int, int]
 
 
 class Calibration:
@@ -97,7 +102,15 @@ class Calibration:
             communicator=first,
             other_lanes=others,
             before_each=self._turns.take,
+            **self._effort(),
         )
+
+    def _effort(self) -> Effort:
+        """What to leave out where the model is small."""
+        largest = self._largest_bytes
+        if largest >= SMALL_MODEL_BYTES:
+            return {}
+        return {"stream_s": SMALL_STREAM_S, "link_bytes": (KIB, largest // 4, largest)}
 
     @contextmanager
     def _beside_computing(self) -> Iterator[None]:
