@@ -110,7 +110,11 @@ def private_names(file: Path) -> set[str]:
             own |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             own |= {node.attr} if getattr(node.value, "id", "") == "self" else set()
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "argparse"
+    }
     for name in imported(file):
         used |= set(name.split("."))
     for node in ast.walk(tree):

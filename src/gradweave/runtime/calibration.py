@@ -19,7 +19,8 @@ CALIBRATION_REPEATS = 3
 LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB
 # A smaller model takes short steps, and little can be gained: calibrating must not last longer.
 SMALL_MODEL_BYTES = 1 * MIB
-SMALL_STREAM_S = 0.01
+SMALL_STREAM_S = 0.004
+SMALL_REPEATS = 2
 # Beside the backend's own: what is worth the thread it needs, for small messages and for tiers.
 AUTO_COLLECTIVES = ("native", "recursive-doubling")
 AUTO_TIERED = "blueconnect"
@@ -30,6 +31,7 @@ STOPPED_WITHIN_S = 5.0
 class Effort(TypedDict, total=False):
     """How thoroughly to calibrate, as ``calibrate`` takes it."""
 
+    repeats: int
     stream_s: float
     link_bytes: tuple[int, int, int]
 
@@ -97,7 +99,6 @@ class Calibration:
             name="calibrated in training",
             ways=collectives.ways(OPERATIONS[self._passes], self._collectives(first)),
             largest_bytes=self._largest_bytes,
-            repeats=CALIBRATION_REPEATS,
             beside={"compute": self._beside_computing},
             communicator=first,
             other_lanes=others,
@@ -109,8 +110,12 @@ class Calibration:
         """What to leave out where the model is small."""
         largest = self._largest_bytes
         if largest >= SMALL_MODEL_BYTES:
-            return {}
-        return {"stream_s": SMALL_STREAM_S, "link_bytes": (KIB, largest // 4, largest)}
+            return {"repeats": CALIBRATION_REPEATS}
+        return {
+            "repeats": SMALL_REPEATS,
+            "stream_s": SMALL_STREAM_S,
+            "link_bytes": (KIB, largest // 4, largest),
+        }
 
     @contextmanager
     def _beside_computing(self) -> Iterator[None]:
