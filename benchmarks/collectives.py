@@ -25,7 +25,7 @@ from gradweave.costs import GIGABIT_ETHERNET, Link
 from gradweave.lab import ClusterSpec, SentBytes
 from gradweave.measure.timings import Question, Timing
 from gradweave.simulation.schedule import bytes_across_tier
-from gradweave.words import Operation, parse_rate
+from gradweave.vocabulary import Operation, parse_rate
 
 ROOTED: tuple[Operation, ...] = ("broadcast", "reduce", "all-reduce")
 OF_THE_PAPER = ("native", "linear-pipeline", "mst", "exchange")

@@ -18,7 +18,7 @@ import numpy as np
 from made_with import made_with
 
 from gradweave.bench.ranks import default_group
-from gradweave.comm.agree import group_device, largest
+from gradweave.comm.small_messages import group_device, largest
 from gradweave.lab import Cluster, ClusterSpec, OutputLine
 from gradweave.sparse.exchange import EXCHANGES
 from gradweave.sparse.exchanger import Exchanger

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from gradweave import load_trace
 from gradweave.planning import bsp
 from gradweave.presets import trace_names
-from gradweave.words import MIB
+from gradweave.vocabulary import MIB
 
 PAPERS = ("torch-ddp", "wfbp", "single", "mgwfbp", "optimal")
 LOOPS = tuple(f"{loop}:{collective}" for loop in bsp.LOOPS for collective in bsp.COLLECTIVES)

@@ -15,7 +15,7 @@ from statistics import median
 from threading import Thread
 
 from gradweave.lab import Cluster, ClusterSpec, OutputLine
-from gradweave.words import parse_rate
+from gradweave.vocabulary import parse_rate
 
 PORT = 5001
 TRANSFER_S = 2.0

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"runtime"},
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},
-    {"torch_internals", "session"},
+    {"torch_internals", "session", "step_hooks"},
     {"simulation"},
     {"planning", "collectives"},
     {"presets"},
@@ -34,7 +34,7 @@ LAYERS: list[set[str]] = [
     {"trace"},
     {"costs"},
     {"compression", "checks"},
-    {"words"},
+    {"vocabulary"},
     {"errors"},
 ]
 WITH_TORCH = {
@@ -44,6 +44,7 @@ WITH_TORCH = {
     "measure",
     "runtime",
     "sparse",
+    "step_hooks",
     "torch_internals",
     "workloads",
 }

@@ -12,7 +12,7 @@ from gradweave.costs.pipeline import (
     pipeline_broadcast,
     pipeline_reduce,
 )
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 from . import charts
 

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from gradweave.errors import RequestError
-from gradweave.words import parse_spec
+from gradweave.vocabulary import parse_spec
 
 # How the largest are exchanged, by the names of gradweave.sparse.exchange.EXCHANGES.
 ExchangeName = Literal["topk", "gtopk", "gtopk-tree", "gtopk-tree-lossy", "gtopk-all-gather"]

@@ -51,6 +51,7 @@ class SparseState:
             )
         make_group = None if group is None else (lambda: group)
         own_group = OwnGroup(ddp.process_group, make_group, backend="gloo")
+        own_group.thread()
         self.settings = settings
         # Not the wrapper itself, which has this state: it must die before its process group.
         self._training = SparseTraining(

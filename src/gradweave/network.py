@@ -21,7 +21,7 @@ from gradweave.costs import (
 )
 from gradweave.costs.sparse import selection
 from gradweave.errors import UnknownCost
-from gradweave.words import Beside, Operation, parse_spec
+from gradweave.vocabulary import Beside, Operation, parse_spec
 
 
 class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from msgspec import Struct
 from gradweave.compression import Compression
 from gradweave.errors import PlanMismatch
 from gradweave.trace import Trace
-from gradweave.words import Passes
+from gradweave.vocabulary import Passes
 
 
 class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -81,6 +81,7 @@ def replace_reducer(
     """
     names = [name for bucket in buckets for name in bucket]
     place = {name: number for number, name in enumerate(names)}
+    del ddp.reducer  # so that there are never two sets of buckets
     in_order: list[torch.Tensor] = [parameters[name] for name in names]
     with all_requiring_grad(in_order):
         reducer = PlannedReducer(
@@ -246,6 +247,11 @@ def group_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta |
     """Return the group's own; None, which is the backend's default, where it does not tell."""
     backend = group._get_backend(device)  # noqa: SLF001
     return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def is_listed(group: dist.ProcessGroup) -> bool:
+    """Whether torch knows the group by itself, and its ranks in the whole job."""
+    return group in dist.distributed_c10d._world.pg_map  # noqa: SLF001
 
 
 def unlisted_gloo_group(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gradweave.checks import LARGEST, require_not_negative, require_positive, require_text
 from gradweave.costs.cost import FloatArray
 from gradweave.errors import RequestError
-from gradweave.words import Origin
+from gradweave.vocabulary import Origin
 
 LARGEST_SCALE = 1e6
 

@@ -11,7 +11,7 @@ import pytest
 from gradweave.cli import main
 from gradweave.measure.collectives import bus_factor
 from gradweave.runs import RunFolder
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from gradweave.lab import ClusterSpec
 from gradweave.lab.layout import lay_out
 from gradweave.lab.shaping import FRAME_BYTES, MAX_SEGMENT_BYTES, shape, token_bucket
 from gradweave.lab.spec import MeetingPoint, hosts_file, rank_environment
-from gradweave.words import parse_duration, parse_rate
+from gradweave.vocabulary import parse_duration, parse_rate
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gradweave.recipe import Recipe
 from gradweave.session.compression import verdict, with_compression_price
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Findings, Stage
-from gradweave.session.session import LAST_STEP, Session, Task
+from gradweave.session.session import LAST_STEP, PlanningTask, Session
 from gradweave.sparse.exchange import EXCHANGES
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.settings import GTopK, settings_for
@@ -150,5 +150,5 @@ def test_the_log_says_where_it_does_not_pay(caplog, bits_per_s, times):
     net = network(bits_per_s=bits_per_s)
     plan = make_plan(TRACE, net, workers=2, compression=SPARSE)
     recipe = Recipe(workers=2, device="cpu", plan=plan, trace=TRACE, network=net, step_s=None)
-    Session(Task(workers=2), given=recipe)
+    Session(PlanningTask(workers=2), given=recipe)
     assert caplog.text.count("Compression does not pay on this network") == times

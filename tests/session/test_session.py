@@ -18,10 +18,10 @@ from gradweave.session.commands import (
     Failed,
     FindCandidates,
     Install,
-    Layout,
     Measured,
     PriceCompression,
     Record,
+    SimpleBuckets,
     SlowestRank,
     StepsTaken,
     TakeSteps,
@@ -30,7 +30,7 @@ from gradweave.session.commands import (
 )
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Stage
-from gradweave.session.session import Session, Task
+from gradweave.session.session import PlanningTask, Session
 
 NETWORK = Network(name="n", source="n", links=flat(Link(latency_s=1e-4, s_per_byte=1e-8)))
 MOST_COMMANDS = 60
@@ -51,7 +51,7 @@ def density_at(step):
 
 
 TASKS = st.builds(
-    Task,
+    PlanningTask,
     workers=st.just(4),
     trial_steps=st.sampled_from([0, 3]),
     replan_when=st.sampled_from([None, 0.05]),
@@ -65,7 +65,7 @@ class Owner:
 
     def __init__(self, session, trace, draw):
         self.session, self.trace, self.draw = session, trace, draw
-        self.installed, self.commands, self.stages = Layout.ORIGINAL, [], []
+        self.installed, self.commands, self.stages = SimpleBuckets.ORIGINAL, [], []
         self.taken = 0
         self.slowest_s = {}  # by plan, what its trials took
 
@@ -143,7 +143,7 @@ def test_it_ends_in_a_legal_stage_and_leaves_a_runnable_plan(data, stop_after):
     for before, after in pairwise(stages):
         assert after in {before, Stage.SETTLED, *FOLLOWING[before]}
     if found.plan is None:
-        assert driven.installed is Layout.ORIGINAL
+        assert driven.installed is SimpleBuckets.ORIGINAL
         assert found.note is not None
     else:
         assert driven.installed == found.plan
@@ -153,7 +153,7 @@ def test_it_ends_in_a_legal_stage_and_leaves_a_runnable_plan(data, stop_after):
 
 @given(data=st.data())
 def test_it_keeps_nothing_that_was_slower_than_the_baseline(data):
-    driven = owner(data, Task(workers=4, trial_steps=3))
+    driven = owner(data, PlanningTask(workers=4, trial_steps=3))
     driven.run()
     found = driven.session.findings
     if not found.trials:
@@ -194,18 +194,18 @@ def test_a_failure_ends_planning_and_not_training(data, fails_at):
             command = driven.session.reply(Failed("a rank has failed"))
             assert driven.session.is_over
             if command is not None:
-                assert command.buckets is Layout.ORIGINAL
+                assert command.buckets is SimpleBuckets.ORIGINAL
                 driven.installed = command.buckets
             break
         command = driven.session.reply(driven.carry_out(command))
     if driven.session.findings.plan is not None:
         assert driven.installed == driven.session.findings.plan
     else:
-        assert driven.installed is Layout.ORIGINAL
+        assert driven.installed is SimpleBuckets.ORIGINAL
 
 
 def test_what_was_not_begun_installs_nothing(caplog):
-    session = Session(Task(workers=2))
+    session = Session(PlanningTask(workers=2))
     assert session.stop("there is a communication hook") is None
     assert session.findings.note == "there is a communication hook"
     assert caplog.messages == ["keeping torch's own buckets: there is a communication hook"]
@@ -224,7 +224,7 @@ def made_plan(trace):
 
 def test_a_given_plan_is_settled_at_once(small_trace):
     plan = made_plan(small_trace)
-    session = Session(Task(workers=4), given=plan)
+    session = Session(PlanningTask(workers=4), given=plan)
     assert session.findings.stage is Stage.SETTLED
     assert (session.findings.plan, session.findings.is_given) == (plan, True)
     assert session.begin() is None
@@ -241,7 +241,7 @@ def test_it_plans_again_when_steps_take_another_time(small_trace, step_s, replan
         network=NETWORK,
         step_s=1.0,
     )
-    session = Session(Task(workers=4, replan_when=0.5), given=recipe)
+    session = Session(PlanningTask(workers=4, replan_when=0.5), given=recipe)
     assert isinstance(session.begin(), TimeSteps)
     assert isinstance(session.reply(SlowestRank(1.2)), TimeSteps)
     command = session.reply(SlowestRank(step_s))
@@ -250,7 +250,7 @@ def test_it_plans_again_when_steps_take_another_time(small_trace, step_s, replan
 
 
 def test_a_session_that_is_abandoned_installs_nothing():
-    session = Session(Task(workers=2))
+    session = Session(PlanningTask(workers=2))
     session.begin()
     session.abandon("other ranks cannot be reached")
     assert session.is_over
@@ -259,13 +259,13 @@ def test_a_session_that_is_abandoned_installs_nothing():
 
 
 def test_plans_are_installed_that_fit_the_trace(small_trace):
-    driven = Owner(Session(Task(workers=4, trial_steps=1)), small_trace, lambda _: 1.0)
+    driven = Owner(Session(PlanningTask(workers=4, trial_steps=1)), small_trace, lambda _: 1.0)
     driven.draw = lambda strategy: (
         Measured(small_trace, NETWORK) if strategy is not times_s else 1.0
     )
     driven.run()
     installed = [c.buckets for c in driven.commands if isinstance(c, Install)]
-    assert installed[0] is Layout.ONE_BUCKET
+    assert installed[0] is SimpleBuckets.ONE
     for plan in installed[1:]:
         assert isinstance(plan, Plan)
         plan.check_describes(small_trace)

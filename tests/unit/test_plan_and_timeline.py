@@ -3,7 +3,7 @@ import pytest
 from gradweave import Bucket, Compression, Plan, Span, Timeline
 from gradweave.compression import parse_compression
 from gradweave.errors import RequestError
-from gradweave.words import parse_bytes
+from gradweave.vocabulary import parse_bytes
 
 
 def plan(*buckets):

@@ -9,7 +9,7 @@ from gradweave.bench.jobs import ask
 from gradweave.compression import Compression
 from gradweave.lab import Cluster
 from gradweave.network import Network
-from gradweave.words import Way
+from gradweave.vocabulary import Way
 
 
 class CalibrationQuestion(Struct, frozen=True, kw_only=True):

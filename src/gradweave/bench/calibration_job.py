@@ -8,9 +8,9 @@ from gradweave.bench.calibration import CalibrationAnswer, CalibrationQuestion
 from gradweave.bench.jobs import answer, asked
 from gradweave.bench.ranks import default_group, node_topology
 from gradweave.comm import Communicator
-from gradweave.comm.agree import group_device, largest
-from gradweave.comm.communicator import same_ranks
+from gradweave.comm.groups import same_ranks
 from gradweave.comm.lanes import LANES
+from gradweave.comm.small_messages import group_device, largest
 from gradweave.measure.network import calibrate
 from gradweave.network import Network
 from gradweave.planning import OPERATIONS

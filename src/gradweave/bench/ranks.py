@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from gradweave.collectives.topology import Topology, topology_of
-from gradweave.comm.agree import gather_text, group_device
+from gradweave.comm.small_messages import gather_text, group_device
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.bench.buckets import bucket_bytes, check_buckets
 from gradweave.bench.training import COMPUTE, SHARDED, TORCH, Case
-from gradweave.comm.agree import largest
-from gradweave.comm.communicator import same_ranks
+from gradweave.comm.groups import same_ranks
 from gradweave.comm.lanes import LANES
+from gradweave.comm.small_messages import largest
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder, aligned_timelines, watch
 from gradweave.plan import Plan
@@ -28,7 +28,7 @@ from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.runtime.sharded import ShardedDataParallel
 from gradweave.sparse.settings import settings_for
 from gradweave.timeline import Timeline
-from gradweave.words import parse_spec
+from gradweave.vocabulary import parse_spec
 
 BATCH = torch.zeros(1)
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from gradweave.runs import Prediction, RunFolder
 from gradweave.simulation import simulate
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
-from gradweave.words import MIB, ReplayMode, Way, parse_spec
+from gradweave.vocabulary import MIB, ReplayMode, Way, parse_spec
 
 JOB = "gradweave.bench.training_job"
 

@@ -15,7 +15,7 @@ from gradweave.bench.jobs import answer, asked
 from gradweave.bench.ranks import default_group
 from gradweave.bench.runtimes import CPU, Trainee, running
 from gradweave.bench.training import OURS, Case, TrainingAnswer, TrainingQuestion
-from gradweave.comm.agree import largest
+from gradweave.comm.small_messages import largest
 from gradweave.errors import RequestError
 from gradweave.runs import Prediction
 from gradweave.runtime.ddp import DistributedDataParallel

@@ -14,7 +14,7 @@ from gradweave.planning import PLANNERS, find_planner
 from gradweave.presets import load_network, load_trace
 from gradweave.simulation import Case, cases
 from gradweave.trace import LARGEST_SCALE, Trace
-from gradweave.words import Operation, Passes
+from gradweave.vocabulary import Operation, Passes
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None:

@@ -20,7 +20,7 @@ from gradweave.cli.tables import milliseconds, print_json, print_table, progress
 from gradweave.costs import GIGABIT_ETHERNET
 from gradweave.errors import RequestError
 from gradweave.measure.timings import Question, Timing
-from gradweave.words import Operation, parse_bytes, parse_rate, parse_spec
+from gradweave.vocabulary import Operation, parse_bytes, parse_rate, parse_spec
 
 FLOAT_BYTES = 4
 

@@ -25,7 +25,7 @@ from gradweave.network import Network
 from gradweave.presets import load_network
 from gradweave.results import Result
 from gradweave.runs import RunFolder
-from gradweave.words import MIB
+from gradweave.vocabulary import MIB
 
 DEFAULT_RUNTIMES = "torch-ddp,wfbp,single,mgwfbp,optimal"
 LARGEST_BYTES = 32 * MIB

@@ -24,7 +24,7 @@ from gradweave.costs import Curve, Fit, fit
 from gradweave.errors import RequestError
 from gradweave.lab import Cluster, ClusterSpec
 from gradweave.network import CollectiveCost, Network
-from gradweave.words import MIB, parse_bytes, parse_spec
+from gradweave.vocabulary import MIB, parse_bytes, parse_spec
 
 # A line that is wrong by more than this somewhere does not describe the points.
 WORST_RESIDUAL = 0.25

@@ -21,7 +21,7 @@ from gradweave.network import Network
 from gradweave.presets import load_trace
 from gradweave.results import Losses, LossSeries, Result
 from gradweave.runs import RunFolder
-from gradweave.words import MIB
+from gradweave.vocabulary import MIB
 
 Say = Callable[[str], None]
 

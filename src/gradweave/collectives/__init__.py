@@ -29,7 +29,7 @@ from gradweave.costs import Link, closed_form, flat
 from gradweave.costs.pipeline import PipelineCost
 from gradweave.costs.scatter_gather import rounds
 from gradweave.errors import RequestError
-from gradweave.words import Operation, Spec, Way, parse_servers, parse_spec, refuse_argument
+from gradweave.vocabulary import Operation, Spec, Way, parse_servers, parse_spec, refuse_argument
 
 __all__ = ["ALGORITHMS", "OWNED", "TIERS", "Request", "build", "names", "ways"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradweave.collectives.schedule import Round, Schedule
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 # counts[rank, block, contributor]; the last contributor is unset memory.
 Counts = NDArray[np.int16]

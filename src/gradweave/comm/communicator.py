@@ -10,18 +10,18 @@ import torch.distributed as dist
 from gradweave.collectives import OWNED, TIERS, build
 from gradweave.collectives.program import Program, program
 from gradweave.collectives.topology import Topology, flat_topology, topology_of
-from gradweave.comm.agree import gather_text, group_device
-from gradweave.comm.agreement import Agreement
 from gradweave.comm.channel import Call
 from gradweave.comm.execute import execute
+from gradweave.comm.groups import MakeGroup, subgroups_of
 from gradweave.comm.native import NATIVE
 from gradweave.comm.rounds import execute_by_rounds
+from gradweave.comm.same_calls import SameCalls
 from gradweave.comm.slices import Scratch, cut, slices_for
-from gradweave.comm.tiers import MakeGroup, fastest_collectives, tier_groups, tiered_all_reduce
+from gradweave.comm.small_messages import gather_text, group_device
+from gradweave.comm.tiers import fastest_collectives, tier_groups, tiered_all_reduce
 from gradweave.costs import GIGABIT_ETHERNET, Link
 from gradweave.errors import RequestError
-from gradweave.torch_internals import group_timeout
-from gradweave.words import Operation, parse_spec
+from gradweave.vocabulary import Operation, parse_spec
 
 PROGRAMS_KEPT = 256
 AUTO = ("auto",)
@@ -48,7 +48,7 @@ class Communicator:
         self._link = link
         self._make_group = make_group or subgroups_of(group)
         self._scratch = Scratch()
-        self._agreement = Agreement(group)
+        self._same_calls = SameCalls(group)
         self._layout = crc32(repr((self.topology, link)).encode())
         self._calls = 0
         self._tiers: list[Communicator] | None = None
@@ -72,7 +72,7 @@ class Communicator:
         if collective != "native" and not tiers:
             steps = self._program(operation, collective, message, root)
         layout = f", layout {self._layout:x}"
-        self._agreement.check(call, device=message.device, circumstances=layout)
+        self._same_calls.check(call, device=message.device, circumstances=layout)
         if self.group.size() == 1 or message.numel() == 0:
             return
         if collective == "native":
@@ -132,39 +132,6 @@ class Communicator:
             root=root,
             rank=self.group.rank(),
         )
-
-
-def subgroups_of(group: dist.ProcessGroup, *, backend: str | None = None) -> MakeGroup:
-    """Makes groups of some of a group's ranks; only those ranks wait for each other."""
-
-    def make(ranks: list[int], /) -> dist.ProcessGroup | None:
-        if group.rank() not in ranks:
-            return None
-        of_the_job = dist.get_process_group_ranks(group)
-        made = dist.new_group(
-            [of_the_job[rank] for rank in ranks],
-            timeout=group_timeout(group, group_device(group)),
-            backend=backend or dist.get_backend(group),
-            use_local_synchronization=True,
-        )
-        assert isinstance(made, dist.ProcessGroup)
-        return made
-
-    return make
-
-
-def world_group() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    if group is None:
-        raise RequestError("there is no process group; call init_process_group first")
-    return group
-
-
-def same_ranks(group: dist.ProcessGroup, *, backend: str | None = None) -> dist.ProcessGroup:
-    """Another group of the same ranks: two threads on one group would mix up their messages."""
-    made = subgroups_of(group, backend=backend)(list(range(group.size())))
-    assert made is not None
-    return made
 
 
 # Not a method: a cache that knows its communicator would keep it, and its group, alive.

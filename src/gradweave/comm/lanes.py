@@ -9,7 +9,7 @@ import torch
 from gradweave.comm.communicator import Communicator
 from gradweave.comm.worker import CommunicationThread, Done
 from gradweave.errors import CollectiveError
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 # While one thread adds, or begins a message, or ends one, the network carries the other's. Shares
 # of one message on both were slower: the threads then wait for the network at the same moments.

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from gradweave.collectives.schedule import block_edges
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 
 def all_reduce(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:

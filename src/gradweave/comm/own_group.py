@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch.distributed as dist
 
 from gradweave.collectives.topology import Topology
 from gradweave.comm.communicator import Communicator
-from gradweave.comm.twins import TwinGroups
+from gradweave.comm.groups import same_ranks
 from gradweave.comm.worker import CommunicationThread
 
 # When a message is done, gloo's own threads still have it for a moment, and need Python's lock to
@@ -31,7 +32,7 @@ class OwnGroup:
         *,
         backend: str | None = None,
     ) -> None:
-        make = make_group or TwinGroups(group, backend=backend).make
+        make = make_group or partial(same_ranks, group, backend=backend)
         self._group: dist.ProcessGroup | None = make()
         self.topology: Topology | None = None  # asked for on all ranks, where it is not known
         self._thread: CommunicationThread | None = None

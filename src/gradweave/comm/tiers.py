@@ -15,9 +15,10 @@ from gradweave.collectives import names
 from gradweave.collectives.blueconnect import groups
 from gradweave.collectives.schedule import block_edges
 from gradweave.collectives.topology import Topology
-from gradweave.comm.agree import largest
+from gradweave.comm.groups import MakeGroup
+from gradweave.comm.small_messages import largest
 from gradweave.errors import RequestError
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 TUNING_REPEATS = 3
 
@@ -28,12 +29,6 @@ class Runner(Protocol):
     group: dist.ProcessGroup
 
     def run(self, operation: Operation, message: torch.Tensor, *, collective: str) -> None: ...
-
-
-class MakeGroup(Protocol):
-    """Makes the process group of these ranks of a group; None on the others."""
-
-    def __call__(self, ranks: list[int], /) -> dist.ProcessGroup | None: ...
 
 
 def tier_groups(topology: Topology, rank: int, make_group: MakeGroup) -> list[dist.ProcessGroup]:

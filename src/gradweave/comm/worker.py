@@ -11,7 +11,7 @@ import torch
 
 from gradweave.comm.communicator import Communicator
 from gradweave.errors import CollectiveError
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 POLLED_EVERY_S = 0.005
 

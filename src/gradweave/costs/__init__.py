@@ -17,7 +17,7 @@ from gradweave.costs import (
 from gradweave.costs.cost import FREE, Cost, Curve, Fit, Line, Total, fit, fit_line
 from gradweave.costs.links import GIGABIT_ETHERNET, Level, Link, Links, flat
 from gradweave.errors import UnknownCost
-from gradweave.words import (
+from gradweave.vocabulary import (
     Operation,
     Spec,
     parse_bytes,

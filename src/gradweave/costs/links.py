@@ -7,7 +7,7 @@ from operator import mul
 from msgspec import Struct
 
 from gradweave.checks import require_not_negative, require_positive
-from gradweave.words import Topology
+from gradweave.vocabulary import Topology
 
 
 class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

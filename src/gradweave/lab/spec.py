@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from gradweave.errors import RequestError
-from gradweave.words import parse_duration, parse_rate
+from gradweave.vocabulary import parse_duration, parse_rate
 
 MAX_NODES = MAX_RANKS_PER_NODE = 254  # one byte of an address each
 # The kernel's token bucket holds bytes per second in 32 bits; below the least rate a single

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from gradweave.comm.agree import group_device
+from gradweave.comm.small_messages import group_device
 
 ROUND_TRIPS = 8
 

@@ -14,7 +14,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from gradweave.comm.agree import gather_long_text, group_device
+from gradweave.comm.small_messages import gather_long_text, group_device
 from gradweave.errors import RequestError
 from gradweave.measure.clocks import Clock, clock_for
 from gradweave.torch_internals import all_requiring_grad

@@ -12,9 +12,9 @@ import torch
 
 from gradweave.collectives.schedule import block_edges
 from gradweave.comm import Communicator
-from gradweave.comm.agree import largest
+from gradweave.comm.small_messages import largest
 from gradweave.measure.timings import Timing
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 # A burst of calls is timed as one, so that clocks and wake-ups do not count for small messages.
 LEAST_BURST_S = 0.02

@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 
 from gradweave.comm import Communicator
-from gradweave.comm.agree import group_device, largest
 from gradweave.comm.lanes import Lanes
+from gradweave.comm.small_messages import group_device, largest
 from gradweave.costs import Curve, Level, Link, Links
 from gradweave.errors import RequestError
 from gradweave.measure.load import computing
 from gradweave.network import CollectiveCost, Network
 from gradweave.planning import OPERATIONS
-from gradweave.words import KIB, MIB, Beside, Way
+from gradweave.vocabulary import KIB, MIB, Beside, Way
 
 NATIVE = Way("all-reduce", "native")
 

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradweave.comm.agree import gather_long_text, group_device, largest
+from gradweave.comm.small_messages import gather_long_text, group_device, largest
 from gradweave.timeline import Span, Timeline
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 
 class _Message(NamedTuple):

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from gradweave.costs import Link
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 
 class Question(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from gradweave.planning.both_passes import optimal_for_both
 from gradweave.planning.mgwfbp import mgwfbp
 from gradweave.planning.optimal import DEFAULT_TOLERANCE, optimal
 from gradweave.trace import Trace
-from gradweave.words import Operation, Passes, Spec, parse_bytes, parse_spec, refuse_argument
+from gradweave.vocabulary import Operation, Passes, Spec, parse_bytes, parse_spec, refuse_argument
 
 __all__ = [
     "BOTH_PASSES_COLLECTIVE",

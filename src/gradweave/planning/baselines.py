@@ -5,7 +5,7 @@ from itertools import chain, repeat
 
 from gradweave.costs import Cost
 from gradweave.trace import Trace
-from gradweave.words import MIB
+from gradweave.vocabulary import MIB
 
 # torch's DistributedDataParallel closes its first bucket at 1 MiB, so that something leaves early,
 # and all others at 25 MiB (dist._DEFAULT_FIRST_BUCKET_BYTES and bucket_cap_mb).

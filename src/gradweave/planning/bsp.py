@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gradweave.errors import RequestError
 from gradweave.plan import Plan, merge
 from gradweave.trace import Trace
-from gradweave.words import Operation, parse_spec
+from gradweave.vocabulary import Operation, parse_spec
 
 DEFAULT_COLLECTIVE = "linear-pipeline"
 COLLECTIVES = (DEFAULT_COLLECTIVE, "mst", "exchange", "native")

@@ -23,7 +23,7 @@ from gradweave.report.document import document, ring_link
 from gradweave.report.folders import Folder
 from gradweave.results import Result
 from gradweave.simulation import PAPER_WORKERS, Outcome, cases, run
-from gradweave.words import parse_spec
+from gradweave.vocabulary import parse_spec
 
 # In this order: each uses what the ones before it define.
 SCRIPTS = (

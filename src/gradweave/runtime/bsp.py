@@ -19,8 +19,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradweave.comm import Communicator
-from gradweave.comm.communicator import world_group
-from gradweave.comm.twins import TwinGroups
+from gradweave.comm.groups import same_ranks, world_group
 from gradweave.comm.worker import CommunicationThread, Done
 from gradweave.errors import RequestError
 from gradweave.planning.bsp import COLLECTIVES
@@ -32,7 +31,7 @@ from gradweave.runtime.flat_buckets import (
     buckets_up_to,
     flat_buckets,
 )
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 ROOT = 0
 
@@ -158,7 +157,7 @@ class Overlap(BspLoop):
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        own_group = make_group() if make_group else TwinGroups(self.group).make()
+        own_group = make_group() if make_group else same_ranks(self.group)
         self._thread = CommunicationThread(Communicator(own_group))
         self._arrivals = Arrivals(self.model, (p for b in self._buckets for p in b.parameters))
         self._sent: list[Done] = []

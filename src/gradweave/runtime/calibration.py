@@ -13,7 +13,7 @@ from gradweave.measure.network import calibrate
 from gradweave.network import Network
 from gradweave.planning import BOTH_PASSES_COLLECTIVE, OPERATIONS
 from gradweave.runtime.noticeboard import Ended, Turns
-from gradweave.words import KIB, MIB, Passes
+from gradweave.vocabulary import KIB, MIB, Passes
 
 CALIBRATION_REPEATS = 3
 LEAST_CALIBRATED_BYTES, MOST_CALIBRATED_BYTES = 64 * KIB, 16 * MIB

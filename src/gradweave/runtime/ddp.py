@@ -40,8 +40,8 @@ from gradweave.runtime.planned import Planned
 from gradweave.runtime.reducer_engine import ReducerEngine
 from gradweave.runtime.tensors import batch_size
 from gradweave.runtime.transports import SettlingJoinHook, Transports
-from gradweave.session.commands import Layout
-from gradweave.session.session import Session, Task
+from gradweave.session.commands import SimpleBuckets
+from gradweave.session.session import PlanningTask, Session
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.training import SparseTraining
 from gradweave.torch_internals import is_compiled, is_in_join, torch_caps_bytes
@@ -110,27 +110,25 @@ class DistributedDataParallel(Planned, TorchDDP):
         if is_whole(compression):
             check_whole_model(plan)
         super().__init__(module, **torch_options)
-        self._options, self._torch_options = options, torch_options
+        self._options = options
         self._planned = planned_parameters(self)
         self._device = self.device
         self._recorder, self._clock_offset_s = None, 0.0
         if timeline:
             self._clock_offset_s = clock_offset_s(self.process_group)
             self._recorder = SpanRecorder({p: name for name, p in self._planned.items()})
-        self._begin(plan, grad_scaler, make_group)
+        self._why_unplanned = self._why_not(torch_options)
+        given = self._given(plan) if self._why_unplanned is None else None
+        self._begin(given, grad_scaler, make_group)
 
     def _begin(
         self,
-        source: PlanSource | None,
+        given: Plan | Recipe | None,
         grad_scaler: torch.amp.GradScaler | None,
         make_group: Callable[[], dist.ProcessGroup] | None,
     ) -> None:
-        """Everything that is ours: all ranks come here alike."""
+        """Open what is ours: all ranks come here alike, and later on need not."""
         options, group = self._options, self.process_group
-        self._why_unplanned = self._why_not()
-        given = None
-        if self._why_unplanned is None:
-            given = self._given(source)
         plans = self._why_unplanned is None and group.size() > 1
         plans = plans and (given is None or options.replan_when is not None)
         plan = plan_in(given)
@@ -138,6 +136,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         if needs_own_group(options, plan):
             backend = None if options.compression is None else "gloo"
             messages = OwnGroup(group, make_group, backend=backend)
+            messages.thread()
         calibrating = OwnGroup(group, make_group) if plans else None
         self._sparse = None
         if options.compression is not None:  # for life: residuals stay with other buckets
@@ -159,7 +158,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         )
         self._engine: ReducerEngine | None = ReducerEngine(self, self._planned, transports)
         if plan is not None or is_whole(options.compression):
-            self._engine.install(plan or Layout.ONE_BUCKET)
+            self._engine.install(plan or SimpleBuckets.ONE)
         else:
             self._engine.register_sender()
         self._session = None
@@ -188,10 +187,10 @@ class DistributedDataParallel(Planned, TorchDDP):
     def _keeps_declared_order(self) -> bool:
         return self.find_unused_parameters and not self.static_graph
 
-    def _why_not(self) -> str | None:
+    def _why_not(self, torch_options: Mapping[str, Any]) -> str | None:
         """Why torch's own buckets stay, in words."""
         compression = self._options.compression
-        why = why_unplannable(self.module, self._planned, self._torch_options)
+        why = why_unplannable(self.module, self._planned, torch_options)
         if why is not None and is_whole(compression):
             raise RequestError(
                 f"whole_model wants one bucket, and torch's own must stay: {why}; leave out one of "
@@ -220,9 +219,9 @@ class DistributedDataParallel(Planned, TorchDDP):
             require_fit(plan, self._planned, self.process_group)
         return given
 
-    def _task(self) -> Task:
+    def _task(self) -> PlanningTask:
         options, compression = self._options, self._options.compression
-        return Task(
+        return PlanningTask(
             workers=self.process_group.size(),
             planner=options.planner,
             record_steps=options.record_steps,

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from gradweave.errors import GradweaveError
 from gradweave.plan import Plan
+from gradweave.runtime.instruments import Instruments
 from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.survey import RankSurvey
 from gradweave.session.candidates import Candidate, shortlist, unplanned_lengths
@@ -28,16 +29,16 @@ from gradweave.session.commands import (
     Failed,
     FindCandidates,
     Install,
-    Layout,
     PriceCompression,
     Record,
     Reply,
+    SimpleBuckets,
     SlowestRank,
     StepsTaken,
     TakeSteps,
     TimeSteps,
 )
-from gradweave.session.session import Session, Task
+from gradweave.session.session import PlanningTask, Session
 
 logger = logging.getLogger(__name__)
 
@@ -69,18 +70,7 @@ class Activity(Protocol):
 class Engine(Protocol):
     """What moves gradients; it can be given other buckets between two steps."""
 
-    def install(self, buckets: Plan | Layout, order: tuple[str, ...] = ()) -> None: ...
-
-
-class Instruments(Protocol):
-    """What a wrapper measures with."""
-
-    def survey(self, least_steps: int) -> Activity: ...
-    def pricing(self, command: PriceCompression) -> Activity: ...
-    def training_step(self) -> int:
-        """The number of the step that comes next, as warm-ups count."""
-
-    def close(self) -> None: ...
+    def install(self, buckets: Plan | SimpleBuckets, order: tuple[str, ...] = ()) -> None: ...
 
 
 class Driver:
@@ -215,7 +205,7 @@ class Driver:
                 case PriceCompression():
                     return self._instruments.pricing(command)
                 case TimeSteps():
-                    return Timing(command, self._now_s)
+                    return StepTiming(command, self._now_s)
                 case FindCandidates():
                     is_rank_0 = self._board.rank == 0
                     return Finding(command, self.session.task, is_rank_0=is_rank_0)
@@ -251,7 +241,7 @@ class Driver:
             self._activity = None
 
 
-class Timing:
+class StepTiming:
     """Step by step, how long they take on this rank."""
 
     def __init__(self, command: TimeSteps, now_s: Callable[[], float]) -> None:
@@ -280,7 +270,7 @@ class Timing:
 class Finding:
     """Rank 0 computes on a thread of its own, for it may take seconds, and all take its word."""
 
-    def __init__(self, command: FindCandidates, task: Task, *, is_rank_0: bool) -> None:
+    def __init__(self, command: FindCandidates, task: PlanningTask, *, is_rank_0: bool) -> None:
         self._command, self._task = command, task
         self._found: Candidates | Failed | None = None if is_rank_0 else Candidates(())
         if is_rank_0:

@@ -12,7 +12,7 @@ from gradweave.collectives.schedule import block_edges
 from gradweave.errors import RequestError
 from gradweave.plan import Bucket, Plan
 from gradweave.planning.bsp import owner
-from gradweave.words import Passes
+from gradweave.vocabulary import Passes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from threading import Thread
 
 import torch
@@ -16,9 +17,9 @@ from torch.optim.optimizer import Optimizer
 
 from gradweave import collectives
 from gradweave.comm import Communicator
-from gradweave.comm.agree import broadcast_bytes
+from gradweave.comm.groups import same_ranks
 from gradweave.comm.lanes import LANES, Lanes, Sent
-from gradweave.comm.twins import TwinGroups
+from gradweave.comm.small_messages import broadcast_bytes
 from gradweave.errors import PlanMismatch, RequestError
 from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
@@ -27,11 +28,11 @@ from gradweave.runtime.arrivals import Arrivals
 from gradweave.runtime.departures import Departures
 from gradweave.runtime.elementwise import require_elementwise
 from gradweave.runtime.flat_buckets import flat_buckets, merged
-from gradweave.runtime.optimizer_steps import watch_steps
 from gradweave.runtime.shards import Shards
-from gradweave.session.commands import Layout
+from gradweave.session.commands import SimpleBuckets
+from gradweave.step_hooks import watch_steps
 from gradweave.torch_internals import watch_clipping
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ class FlatEngine:
         if self._recorder is not None and is_synchronised:
             self._recorder.backward()
 
-    def install(self, buckets: Plan | Layout, order: tuple[str, ...] = ()) -> None:
+    def install(self, buckets: Plan | SimpleBuckets, order: tuple[str, ...] = ()) -> None:
         """Lay out another plan, with all that optimizers know of an element.
 
         Only while ``on_step_over`` runs, and on all ranks: they send each other what has to move.
@@ -163,10 +164,10 @@ class FlatEngine:
             self._take_no_more_gradients()
             self._lay_out(plan)
 
-    def _plan_of(self, buckets: Plan | Layout) -> Plan:
+    def _plan_of(self, buckets: Plan | SimpleBuckets) -> Plan:
         if isinstance(buckets, Plan):
             return _with_empty(buckets, self.parameters)
-        return self._first_plan if buckets is Layout.ORIGINAL else merged(self._first_plan)
+        return self._first_plan if buckets is SimpleBuckets.ORIGINAL else merged(self._first_plan)
 
     def synchronise(self) -> None:
         """Until the model's parameters are complete on this rank."""
@@ -333,9 +334,8 @@ class FlatEngine:
 def _communicators(
     group: dist.ProcessGroup, make_group: Callable[[], dist.ProcessGroup] | None
 ) -> Callable[[], Communicator]:
-    if make_group is None:
-        return TwinGroups(group).communicator
-    return lambda: Communicator(make_group())
+    make = make_group or partial(same_ranks, group)
+    return lambda: Communicator(make())
 
 
 def _with_empty(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> Plan:

@@ -14,7 +14,7 @@ from gradweave.runtime.survey import Survey
 from gradweave.session.commands import CompressionPrice, Failed, PriceCompression
 from gradweave.sparse.timing import exchange_cost, selection_s_per_element
 from gradweave.sparse.training import SparseTraining
-from gradweave.words import Passes
+from gradweave.vocabulary import Passes
 
 
 class Instruments:

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from gradweave.comm.agree import broadcast_text, group_device
+from gradweave.comm.small_messages import broadcast_text, group_device
 
 POLLED_EVERY_S = 0.001
 # A rank that wants to leave asks rank 0 first; one that gets no answer in this time leaves anyway.

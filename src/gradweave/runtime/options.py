@@ -14,7 +14,7 @@ from gradweave.planning import WITHOUT_OVERLAP, find_planner
 from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.sparse.settings import Sparse
 from gradweave.torch_internals import FOR_OTHER_BUCKETS, has_optimizer_in_backward, missing
-from gradweave.words import parse_spec
+from gradweave.vocabulary import parse_spec
 
 AUTO = "auto"
 WIRE_DTYPES = (torch.float16, torch.bfloat16)

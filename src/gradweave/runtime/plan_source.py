@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gradweave import files
-from gradweave.comm.agree import group_device, ranks_that_differ
+from gradweave.comm.small_messages import group_device, ranks_that_differ
 from gradweave.errors import PlanMismatch, RequestError
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave.plan import Plan
 from gradweave.runtime.transports import BucketSender, Transports, send_bucket
 from gradweave.session.candidates import unplanned_lengths
-from gradweave.session.commands import Layout
+from gradweave.session.commands import SimpleBuckets
 from gradweave.torch_internals import (
     has_reduced_since,
     replace_reducer,
@@ -16,7 +16,7 @@ from gradweave.torch_internals import (
     restore_reducer,
     torch_caps_bytes,
 )
-from gradweave.words import MIB
+from gradweave.vocabulary import MIB
 
 # torch.compile refuses wrappers whose largest cap is smaller.
 COMPILABLE_BYTES = 1 * MIB
@@ -40,12 +40,12 @@ class ReducerEngine:
         is_over, self._noted = has_reduced_since(self._live, self._noted)
         return is_over
 
-    def install(self, buckets: Plan | Layout, order: tuple[str, ...] = ()) -> None:
+    def install(self, buckets: Plan | SimpleBuckets, order: tuple[str, ...] = ()) -> None:
         """From the next pass on; ``order`` is what torch's own buckets follow, if it is known."""
         ddp = self._live
         require_finished_reduction(ddp)
         self.plan = plan = buckets if isinstance(buckets, Plan) else None
-        if buckets is Layout.ORIGINAL and not order:
+        if buckets is SimpleBuckets.ORIGINAL and not order:
             restore_reducer(ddp, self._parameters)
         else:
             names = self._names(buckets, order)
@@ -61,12 +61,12 @@ class ReducerEngine:
             # torch's own: the wrapper's takes hooks of the user's, which end planning.
             TorchDDP.register_comm_hook(self._live, self.sender, send_bucket)
 
-    def _names(self, buckets: Plan | Layout, order: tuple[str, ...]) -> list[list[str]]:
+    def _names(self, buckets: Plan | SimpleBuckets, order: tuple[str, ...]) -> list[list[str]]:
         with_elements = {name for name, p in self._parameters.items() if p.numel()}
         if isinstance(buckets, Plan):
             return [list(bucket.tensors) for bucket in buckets.buckets]
         backwards = [name for name in reversed(self._parameters) if name in with_elements]
-        if buckets is Layout.ONE_BUCKET:
+        if buckets is SimpleBuckets.ONE:
             return [backwards]
         first = [name for name in order if name in with_elements]
         names = first + [name for name in backwards if name not in set(first)]

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradweave.comm.agree import broadcast_bytes, group_device, ranks_that_differ
-from gradweave.comm.communicator import world_group
+from gradweave.comm.groups import world_group
 from gradweave.comm.lanes import LANES
 from gradweave.comm.own_group import OwnGroup
+from gradweave.comm.small_messages import broadcast_bytes, group_device, ranks_that_differ
 from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder
@@ -36,9 +36,9 @@ from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
 from gradweave.runtime.tensors import batch_size
-from gradweave.session.session import Session, Task
+from gradweave.session.session import PlanningTask, Session
 from gradweave.torch_internals import is_compiled
-from gradweave.words import MIB
+from gradweave.vocabulary import MIB
 
 # Until there is a plan: as torch's own wrapper.
 FIRST_BUCKET_BYTES = 25 * MIB
@@ -269,8 +269,8 @@ def _close(driver: Driver | None, engine: FlatEngine, own_groups: Sequence[OwnGr
         own_group.close()
 
 
-def _task(options: Options, workers: int) -> Task:
-    return Task(
+def _task(options: Options, workers: int) -> PlanningTask:
+    return PlanningTask(
         workers=workers,
         planner=options.planner,
         passes="both",

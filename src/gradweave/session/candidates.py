@@ -15,7 +15,7 @@ from gradweave.planning.baselines import closed_at
 from gradweave.simulation import simulate
 from gradweave.simulation.iteration import bucket_bytes
 from gradweave.trace import Trace
-from gradweave.words import MIB, Passes
+from gradweave.vocabulary import MIB, Passes
 
 # Fewer messages than the optimum, for where the model is wrong about what one costs.
 TOLERANCES = (0.05, 0.25)

@@ -16,10 +16,10 @@ from gradweave.session.candidates import Candidate
 from gradweave.trace import Trace
 
 
-class Layout(StrEnum):
+class SimpleBuckets(StrEnum):
     """Buckets that need no plan."""
 
-    ONE_BUCKET = "everything in one bucket"
+    ONE = "everything in one bucket"
     ORIGINAL = "what the wrapper began with"
 
 
@@ -29,7 +29,7 @@ class Install(Struct, frozen=True, tag=True):
     ``order`` is that in which gradients come, where what the wrapper began with follows it.
     """
 
-    buckets: Plan | Layout
+    buckets: Plan | SimpleBuckets
     order: tuple[str, ...] = ()
 
 

@@ -25,11 +25,11 @@ from gradweave.session.commands import (
     Failed,
     FindCandidates,
     Install,
-    Layout,
     Measured,
     PriceCompression,
     Record,
     Reply,
+    SimpleBuckets,
     SlowestRank,
     StepsTaken,
     TakeSteps,
@@ -42,7 +42,7 @@ from gradweave.session.trials import Trial, finalists, winner
 from gradweave.simulation import simulate
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
-from gradweave.words import Passes
+from gradweave.vocabulary import Passes
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ LAST_STEP = 1 << 60
 Course = Generator[Command, Any, None]
 
 
-class Task(Struct, frozen=True, kw_only=True):
+class PlanningTask(Struct, frozen=True, kw_only=True):
     """What a session is to find a plan for; the same on every rank."""
 
     workers: int
@@ -74,7 +74,7 @@ class Task(Struct, frozen=True, kw_only=True):
 class Session:
     """Asks for one command at a time; ``findings`` are what it knows by now."""
 
-    def __init__(self, task: Task, *, given: Plan | Recipe | None = None) -> None:
+    def __init__(self, task: PlanningTask, *, given: Plan | Recipe | None = None) -> None:
         self.task = task
         self.findings = Findings(is_whole=task.is_whole_model)
         if given is not None:
@@ -144,7 +144,7 @@ class Session:
             order = tuple(tensor.name for tensor in self.findings.trace.tensors)
         self.findings = replace(self.findings, stage=Stage.SETTLED, plan=None, note=why)
         logger.warning("keeping %s: %s", self.task.baseline, why)
-        return Install(Layout.ORIGINAL, order=order)
+        return Install(SimpleBuckets.ORIGINAL, order=order)
 
     def _accept(self, given: Plan | Recipe) -> None:
         """A plan of the user's is carried out as it is."""
@@ -175,7 +175,7 @@ class Session:
     def _plan(self) -> Generator[Command, Any, bool]:
         """Record and calibrate, plan, try, choose; whether there is a plan in the end."""
         self.findings = Findings(stage=Stage.RECORDING)
-        yield Install(Layout.ONE_BUCKET)
+        yield Install(SimpleBuckets.ONE)
         measured: Measured | Unplannable = yield Record(self.task.record_steps)
         if isinstance(measured, Unplannable):
             yield self._give_up(measured.why, measured.order)

@@ -11,7 +11,7 @@ from gradweave.plan import Bucket, Plan
 from gradweave.planning import OPERATIONS
 from gradweave.timeline import Span, Timeline
 from gradweave.trace import Trace
-from gradweave.words import Operation
+from gradweave.vocabulary import Operation
 
 
 def simulate(

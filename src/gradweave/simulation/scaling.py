@@ -15,7 +15,7 @@ from gradweave.simulation.iteration import bucket_bytes, simulate
 from gradweave.simulation.jitter import Jitter, slowest
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
-from gradweave.words import Passes
+from gradweave.vocabulary import Passes
 
 PAPER_WORKERS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from gradweave.collectives.program import Program, Step, program
-from gradweave.comm.agreement import Agreement
 from gradweave.comm.channel import Call
 from gradweave.comm.execute import execute
+from gradweave.comm.same_calls import SameCalls
 from gradweave.errors import RequestError
 from gradweave.sparse.exchange import Exchanged, Participant, find_exchange
 from gradweave.sparse.vectors import SparseVector, index_type, message_bytes, pack, unpack
@@ -31,7 +31,7 @@ class Exchanger:
                 'a group for them with new_group(backend="gloo")'
             )
         self.group = group
-        self._agreement = Agreement(group)
+        self._same_calls = SameCalls(group)
         self._calls = 0
         self._programs: dict[str, Program] = {}  # by exchange
 
@@ -40,7 +40,7 @@ class Exchanger:
         kind = f"sum, {message.dtype}, {message.numel()} elements"
         call = Call(self.group, "sum", kind, self._calls)
         self._calls += 1
-        self._agreement.check(call, device=torch.device("cpu"))
+        self._same_calls.check(call, device=torch.device("cpu"))
         work = self.group.allreduce([message])
 
         def wait() -> None:
@@ -60,7 +60,7 @@ class Exchanger:
         kind = f"{exchange}, {values.type.__name__}, {k} of {numel} elements"
         call = Call(self.group, exchange, kind, self._calls)
         self._calls += 1
-        self._agreement.check(call, device=torch.device("cpu"))
+        self._same_calls.check(call, device=torch.device("cpu"))
         steps = self._program(exchange)
         packed = _Packed(steps, participant, k=k, values=values, indices=index_type(numel))
         execute(steps, [packed], call)

@@ -3,10 +3,10 @@
 import weakref
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gradweave.step_hooks import watch_steps
 
 
 class OptimizerSteps:
@@ -22,8 +22,8 @@ class OptimizerSteps:
         self._ids = frozenset(self._unwatched)
         self._stepped: set[int] = set()
         self._values: dict[int, torch.Tensor] = {}
-        hook = register_optimizer_step_post_hook(partial(_note, weakref.ref(self)))
-        weakref.finalize(self, hook.remove)
+        end = watch_steps(_nothing, partial(_note, weakref.ref(self)))
+        weakref.finalize(self, end)
 
     def stepped(self) -> set[int]:
         """Return the ids of the parameters that a step has been taken with since ``forget``."""
@@ -47,9 +47,11 @@ class OptimizerSteps:
             self._stepped.update(key for key, one in ours.items() if one.grad is not None)
 
 
-def _note(
-    watching: "weakref.ref[OptimizerSteps]", optimizer: torch.optim.Optimizer, *_arguments: Any
-) -> None:
+def _nothing(optimizer: torch.optim.Optimizer) -> None:
+    """Before a step there is nothing to note."""
+
+
+def _note(watching: "weakref.ref[OptimizerSteps]", optimizer: torch.optim.Optimizer) -> None:
     live = watching()
     if live is not None:
         live.note(optimizer)

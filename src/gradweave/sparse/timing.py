@@ -11,7 +11,7 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gradweave.comm.agree import largest
+from gradweave.comm.small_messages import largest
 from gradweave.costs.cost import Line
 from gradweave.costs.sparse import BYTES_PER_ELEMENT
 from gradweave.sparse.exchanger import Exchanger

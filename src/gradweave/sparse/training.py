@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradweave.comm.agree import gather_long_text, largest
+from gradweave.comm.small_messages import gather_long_text, largest
 from gradweave.errors import RequestError
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.gradient_fates import Fate, GradientFates

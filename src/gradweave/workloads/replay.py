@@ -16,7 +16,7 @@ from torch import nn
 
 from gradweave.errors import RequestError
 from gradweave.trace import Trace
-from gradweave.words import ReplayMode
+from gradweave.vocabulary import ReplayMode
 
 DTYPES = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 

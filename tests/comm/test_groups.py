@@ -6,14 +6,15 @@ import weakref
 import torch
 from ranks import on_threads
 
-from gradweave.comm.twins import TwinGroups
+from gradweave.comm import Communicator
+from gradweave.comm.groups import same_ranks
 
 
 def sums(group):
     """Of twins that are made, used and dropped, some of them later on some ranks."""
-    twins, kept, found, last = TwinGroups(group), [], [], None
+    kept, found, last = [], [], None
     for number in range(4):
-        communicator = twins.communicator()
+        communicator = Communicator(same_ranks(group))
         message = torch.full((3,), float(group.rank() + number))
         communicator.run("all-reduce", message, collective="native")
         found.append(message.tolist())
@@ -34,7 +35,7 @@ def test_twins_are_used_and_dropped():
 
 def in_parts(group):
     """Parts of one twin, as tiers make them: everyone asks for all, and gets its own."""
-    communicator = TwinGroups(group).communicator()
+    communicator = Communicator(same_ranks(group))
     parts = [communicator._make_group(ranks) for ranks in ([0, 2], [1, 3])]
     (own,) = [part for part in parts if part is not None]
     message = torch.tensor([float(group.rank())])

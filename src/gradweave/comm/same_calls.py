@@ -3,12 +3,12 @@
 import torch
 import torch.distributed as dist
 
-from gradweave.comm.agree import gather_text
 from gradweave.comm.channel import Call
+from gradweave.comm.small_messages import gather_text
 from gradweave.errors import CollectiveError
 
 
-class Agreement:
+class SameCalls:
     """The kinds of messages that all ranks of a group are known to mean alike.
 
     Ranks that part later are not told so, but take nothing from each other: their tags differ.
