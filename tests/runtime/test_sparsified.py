@@ -7,7 +7,7 @@ from torch import nn
 
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.runtime.thinning import compression_at
+from gradweave.session.session import LAST_STEP
 from gradweave.sparse.settings import GTopK, TopK
 
 
@@ -38,7 +38,7 @@ def test_sparsification_loses_nothing(tmp_path, world, kind, whole_model):
     settings = kind(density=0.1, whole_model=whole_model)
     plan = None
     if not whole_model:
-        thinned = compression_at(settings)
+        thinned = settings.compression_at(LAST_STEP)
         bucket = Bucket(tensors=("weight",), collective="native", compression=thinned)
         plan = Plan(planner="made", buckets=(bucket,))
     results = on_processes(world, sparse, settings, plan, scratch=tmp_path)

@@ -178,7 +178,7 @@ class DistributedDataParallel(Planned, TorchDDP):
                 sending=messages,
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
-        log = FailedPassLog(self, next(reversed(self._planned.values())))
+        log = FailedPassLog(self, next(reversed(self._planned.values())), self._engine)
         closing = weakref.finalize(self, _close, self._driver, messages, calibrating, log)
         # Not at exit: a thread that waits for a dead peer would keep the script from ending.
         closing.atexit = False

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from gradweave.runtime.reducer_engine import ReducerEngine
 from gradweave.torch_internals import all_requiring_grad, when_backward_ends
 
 logger = logging.getLogger(__name__)
@@ -15,11 +16,13 @@ logger = logging.getLogger(__name__)
 class FailedPassLog:
     """Counts the synchronised backward passes of a wrapper, and logs those that do not end.
 
-    It hangs on one parameter, which costs some microseconds in a pass.
+    It hangs on one parameter, which costs some microseconds in a pass. Where a hook of ours sends
+    buckets, that says more by itself.
     """
 
-    def __init__(self, ddp: TorchDDP, parameter: nn.Parameter) -> None:
+    def __init__(self, ddp: TorchDDP, parameter: nn.Parameter, engine: ReducerEngine) -> None:
         self._ddp = weakref.ref(ddp)  # a parameter must not keep its wrapper alive
+        self._engine = engine
         self._rank, self._steps = ddp.process_group.rank(), 0
         with all_requiring_grad([parameter]):
             self._handle = parameter.register_post_accumulate_grad_hook(self._begin)  # type: ignore[no-untyped-call]
@@ -30,8 +33,10 @@ class FailedPassLog:
     def _begin(self, parameter: torch.Tensor) -> None:
         del parameter
         ddp = self._ddp()
-        if ddp is not None and ddp.require_backward_grad_sync:
-            self._steps += 1
+        if ddp is None or not ddp.require_backward_grad_sync:
+            return
+        self._steps += 1
+        if self._engine.sender is None:
             when_backward_ends(_UnendedPass(self._rank, self._steps))
 
 
