@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.autograd.variable import Variable
-from torch.distributed import Logger, Reducer, Store  # type: ignore[attr-defined]
+from torch.distributed import HashStore, Logger, Reducer, Store  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.utils import clip_grad
@@ -28,15 +28,21 @@ from gradweave.errors import RequestError
 # Names that a feature cannot do without, as paths from the module `torch`.
 FOR_OTHER_BUCKETS = (
     "distributed.Reducer.get_backward_stats",
+    "distributed.Reducer._push_all_rebuilt_params",
     "distributed.Reducer._rebuild_buckets",
+    "distributed.Reducer._set_static_graph",
+    "distributed.Reducer._update_process_group",
+    "distributed.Logger._set_static_graph",
     "distributed.Logger.set_construction_data_and_log",
-    "nn.parallel.DistributedDataParallel._ddp_init_helper",
     "nn.parallel.DistributedDataParallel._check_reducer_finalized",
+    "nn.parallel.distributed._BucketCapacityConfig",
 )
 FOR_BACKWARD_CALLBACKS = (
     "autograd.Variable._execution_engine.queue_callback",
     "_C._current_graph_task_id",
 )
+
+HOST = torch.device("cpu")
 
 
 def missing(names: Iterable[str]) -> str | None:
@@ -58,19 +64,6 @@ def require(names: Iterable[str]) -> None:
 # --- The reducer of torch's wrapper -------------------------------------------------------------
 
 
-class PlannedReducer(Reducer):
-    """A reducer that keeps the buckets it was made with.
-
-    torch's own makes others after its first pass, from the order in which gradients came, and
-    broadcasts them over the user's group inside of forward: ranks that evaluate by themselves would
-    meet that with something else.
-    """
-
-    def _rebuild_buckets(self) -> bool:
-        self._check_reducer_finalized()  # as torch's own does: parameters may have been left out
-        return False
-
-
 def replace_reducer(
     ddp: TorchDDP, parameters: Mapping[str, nn.Parameter], buckets: Sequence[Sequence[str]]
 ) -> None:
@@ -78,37 +71,44 @@ def replace_reducer(
 
     The wrapper keeps its hooks, submodules and flags, which running its constructor again would
     drop; only communication hooks belong to a reducer, and must be registered again.
+
+    torch makes other buckets after a reducer's first pass, from the order in which gradients came,
+    and broadcasts them over the user's group inside of forward: ranks that evaluate by themselves
+    would meet that with something else. So that happens here instead, in a group of this rank
+    alone and with the plan's order and sizes, and never again.
     """
     names = [name for bucket in buckets for name in bucket]
     place = {name: number for number, name in enumerate(names)}
-    del ddp.reducer  # so that there are never two sets of buckets
+    # The logger has the reducer, too, and there should not be two sets of buckets.
+    del ddp.reducer, ddp.logger
     in_order: list[torch.Tensor] = [parameters[name] for name in names]
+    sizes = [sum(parameters[name].nbytes for name in bucket) for bucket in buckets]
     with all_requiring_grad(in_order):
-        reducer = PlannedReducer(
+        reducer = Reducer(
             in_order,
             [[place[name] for name in bucket] for bucket in buckets],
-            [sum(parameters[name].nbytes for name in bucket) for bucket in buckets],
+            sizes,
             ddp.process_group,
             expect_sparse_gradients=[False] * len(names),
             find_unused_parameters=ddp.find_unused_parameters,
             gradient_as_bucket_view=ddp.gradient_as_bucket_view,
             param_to_name_mapping=dict(enumerate(names)),
+            bucket_bytes_cap_list=sizes,
             **_known_options(ddp),
         )
     _give_reducer(ddp, reducer)
+    if ddp.static_graph or not ddp.find_unused_parameters:  # otherwise torch keeps its first ones
+        _rebuild_alone(reducer, ddp.process_group, in_order[0].device)
+    ddp._has_rebuilt_buckets = True  # noqa: SLF001
 
 
-def restore_reducer(ddp: TorchDDP, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Give a live wrapper a reducer of torch's own, as when it was made."""
-    with all_requiring_grad(parameters.values()):
-        ddp._ddp_init_helper(  # type: ignore[no-untyped-call]  # noqa: SLF001
-            list(parameters.values()),
-            [False] * len(parameters),
-            dict(enumerate(parameters)),
-            ddp.static_graph,
-        )
-    ddp._has_rebuilt_buckets = False  # noqa: SLF001
-    _after_new_reducer(ddp)
+def _rebuild_alone(reducer: Reducer, group: dist.ProcessGroup, device: torch.device) -> None:
+    alone = unlisted_gloo_group(HashStore(), rank=0, ranks=1, timeout=None, device=device)
+    reducer._update_process_group(alone)  # noqa: SLF001
+    reducer._push_all_rebuilt_params()  # noqa: SLF001
+    is_rebuilt = reducer._rebuild_buckets()  # noqa: SLF001
+    assert is_rebuilt
+    reducer._update_process_group(group)  # noqa: SLF001
 
 
 def _known_options(ddp: TorchDDP) -> dict[str, Any]:
@@ -130,10 +130,6 @@ def _give_reducer(ddp: TorchDDP, reducer: Reducer) -> None:
         any(isinstance(part, nn.SyncBatchNorm) for part in ddp.module.modules()),
         ddp.static_graph,
     )
-    _after_new_reducer(ddp)
-
-
-def _after_new_reducer(ddp: TorchDDP) -> None:
     if ddp.static_graph:
         ddp.reducer._set_static_graph()  # noqa: SLF001
         assert ddp.logger is not None
@@ -173,8 +169,7 @@ def torch_bucket_bytes(ddp: TorchDDP) -> list[int]:
     With unused parameters to find, torch keeps its first buckets, in the order of declaration.
     """
     logging_data = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # noqa: SLF001
-    is_kept = isinstance(ddp.reducer, PlannedReducer)
-    is_kept |= ddp.find_unused_parameters and not ddp.static_graph
+    is_kept = ddp.find_unused_parameters and not ddp.static_graph
     logged = str(logging_data.get("bucket_sizes" if is_kept else "rebuilt_bucket_sizes", ""))
     return [int(size) for size in logged.split(",") if size.strip()]
 
@@ -255,7 +250,12 @@ def is_listed(group: dist.ProcessGroup) -> bool:
 
 
 def unlisted_gloo_group(
-    store: Store, *, rank: int, ranks: int, timeout: timedelta | None
+    store: Store,
+    *,
+    rank: int,
+    ranks: int,
+    timeout: timedelta | None,
+    device: torch.device = HOST,
 ) -> dist.ProcessGroup:
     """Return a group that torch does not list: it goes, with its connections, when it is dropped.
 
@@ -265,7 +265,8 @@ def unlisted_gloo_group(
     group = dist.ProcessGroup(store, rank, ranks)
     kind = dist.ProcessGroup.BackendType.GLOO
     group._set_default_backend(kind)  # noqa: SLF001
-    group._register_backend(torch.device("cpu"), kind, gloo)  # noqa: SLF001
+    for one in {HOST, device}:
+        group._register_backend(one, kind, gloo)  # noqa: SLF001
     return group
 
 

@@ -4,9 +4,11 @@ import logging
 
 import pytest
 import torch
+import torch.distributed as dist
 from small_training import QUICK, batch, network, on_two, plan_of, trained
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.runtime.ddp import DistributedDataParallel
@@ -122,3 +124,40 @@ def compiled_late(group, where):
 def test_planning_ends_where_compiled_code_begins(tmp_path, where):
     expected = ("recording", True, [f"keeping torch's own buckets: {WHY}"], "settled", 0)
     assert on_two(compiled_late, where, scratch=tmp_path) == [expected] * 2
+
+
+def compiled_on_one_rank(group):
+    """Which torch's wrapper does not mind."""
+    wrapped = DistributedDataParallel(model(), **QUICK)
+    for step in range(20):
+        if step == 5 and group.rank() == 0:
+            wrapped.module[0].compile(backend="eager")
+        wrapped.zero_grad()
+        wrapped(batch(step, group.rank())).square().sum().backward()
+    return wrapped.explain(), [p.grad.tolist() for p in wrapped.parameters()]
+
+
+def test_one_rank_may_compile_alone(tmp_path):
+    (first, gradients), (second, others) = on_two(compiled_on_one_rank, scratch=tmp_path)
+    assert first == second == f"torch's own buckets stay: {WHY}."
+    assert gradients == others
+
+
+def evaluated_after_planning(group):
+    """A hook ends planning; then rank 0 alone calls the model before all sum up a metric."""
+    wrapped = DistributedDataParallel(model(), **QUICK)
+    metrics = []
+    for step in range(12):
+        if step == 5:
+            wrapped.register_comm_hook(group, allreduce_hook)
+        wrapped(batch(step, group.rank())).square().sum().backward()
+        if step > 5 and group.rank() == 0:
+            wrapped(batch(step, 0))
+        metric = torch.ones(1)
+        dist.all_reduce(metric)
+        metrics.append(metric.item())
+    return metrics
+
+
+def test_one_rank_may_evaluate_after_planning_was_ended(tmp_path):
+    assert on_two(evaluated_after_planning, scratch=tmp_path) == [[2.0] * 12] * 2

@@ -81,3 +81,40 @@ def test_waiting_can_be_ended_where_nobody_else_comes(rank_that_waits):
     found = on_threads(2, waits_for_nobody, rank_that_waits)
     assert found[rank_that_waits] == "ended"
     assert found[1 - rank_that_waits] == "elsewhere"
+
+
+def late_rank_0(group):
+    """Rank 1 arrives, wants to leave, gets no answer and goes; then rank 0 comes."""
+    turns = Noticeboard(group).turns("test")
+    if group.rank() == 0:
+        group.barrier().wait()
+    else:
+        Timer(0.05, turns.end).start()
+    try:
+        turns.take()
+        found = "went on"
+    except Ended:
+        found = "ended"
+    if group.rank() == 1:
+        group.barrier().wait()
+    return found
+
+
+def test_nobody_goes_on_when_somebody_has_left():
+    assert on_threads(2, late_rank_0) == ["ended", "ended"]
+
+
+def forgotten(group):
+    board = Noticeboard(group)
+    for number in range(3):
+        board.say(f"topic {number}", "x")
+        group.barrier().wait()
+        if group.rank() == 0:
+            board.forget(f"topic {number}")
+            board.announce(number, "y")
+        group.barrier().wait()
+    return [board.announced(number) for number in range(3)], board.everyone("topic 0")
+
+
+def test_what_all_have_heard_does_not_pile_up():
+    assert on_threads(2, forgotten) == [([None, None, "y"], None)] * 2

@@ -2,15 +2,20 @@
 
 import copy
 import gc
+import os
 import pickle
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
-from small_training import QUICK, batch, network, on_two, plan_of, trained
+from small_training import MOST_STEPS, QUICK, batch, network, on_two, plan_of, trained
+from torch import nn
 
+from gradweave.plan import Bucket, Plan
 from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave.runtime.sharded import ShardedDataParallel
 
 
 def timelines(group):
@@ -53,6 +58,60 @@ def test_nothing_keeps_the_wrapper_alive(tmp_path):
     Nor does it leave anything behind, though it dies while it records.
     """
     assert on_two(dies, scratch=tmp_path) == [(True, 0, [])] * 2
+
+
+def known_by_its_module(group, kind, settled):
+    """As in Lightning, whose modules reach the wrapper through their trainer."""
+    model = network()
+    wrapped = kind(model, **QUICK)
+    model.trainer = [wrapped]
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for step in range(MOST_STEPS if settled else 3):
+        optimizer.zero_grad()
+        wrapped(batch(step, group.rank())).sum().backward()
+        optimizer.step()
+        if wrapped.findings().stage == "settled":
+            break
+    if isinstance(wrapped, ShardedDataParallel):
+        wrapped.synchronise()
+    gone = weakref.ref(wrapped)
+    del wrapped, model, optimizer
+    for _ in range(2):
+        gc.collect()
+    return gone() is None
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("kind", [DistributedDataParallel, ShardedDataParallel])
+def test_a_module_may_know_its_wrapper(tmp_path, kind, settled):
+    assert on_two(known_by_its_module, kind, settled, scratch=tmp_path) == [True, True]
+
+
+def resident_bytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def grown(group):
+    """Of a hundred parameters over as many steps as would show a few bytes a parameter."""
+    layers = [nn.Linear(2, 2, bias=False) for _ in range(100)]
+    model = nn.Sequential(*layers)
+    names = [name for name, _ in reversed(list(model.named_parameters()))]
+    halves = (tuple(names[:50]), tuple(names[50:]))
+    buckets = tuple(Bucket(tensors=half, collective="native") for half in halves)
+    wrapped = DistributedDataParallel(model, plan=Plan(planner="made", buckets=buckets))
+    seen = []
+    for step in range(3000):
+        wrapped(torch.ones(1, 2)).sum().backward()
+        if step in {1000, 2999}:
+            gc.collect()
+            seen.append(resident_bytes())
+    return seen[1] - seen[0]
+
+
+def test_settled_training_takes_no_more_memory_from_step_to_step(tmp_path):
+    """torch notes the order of gradients until it has rebuilt its buckets: 16 bytes each."""
+    assert max(on_two(grown, scratch=tmp_path)) < 100 * 2000 * 16 / 4
 
 
 class Doubling:

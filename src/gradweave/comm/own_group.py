@@ -1,5 +1,6 @@
 """A process group that nobody else uses, and the thread that sends on it."""
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,9 @@ from gradweave.comm.worker import CommunicationThread
 # When a message is done, gloo's own threads still have it for a moment, and need Python's lock to
 # let go of it; dropping their group meanwhile would wait for them with that lock.
 LET_GO_WITHIN_S = 0.002
+ENDED_WITHIN_S = 5.0
+
+logger = logging.getLogger(__name__)
 
 MakeSameRanks = Callable[[], dist.ProcessGroup]
 
@@ -42,11 +46,6 @@ class OwnGroup:
         assert self._group is not None, "it is closed"
         return self._group
 
-    @property
-    def is_sending(self) -> bool:
-        """Whether there is a thread."""
-        return self._thread is not None
-
     def thread(self) -> CommunicationThread:
         """The same one every time."""
         if self._thread is None:
@@ -54,9 +53,14 @@ class OwnGroup:
         return self._thread
 
     def close(self) -> None:
-        """When everything that was submitted is over: first the thread, then the group."""
+        """First the thread, when everything that was submitted is over, then the group.
+
+        Both stay where a message is still under way after a while: its peer may never answer.
+        """
         if self._thread is not None:
-            self._thread.close()
+            if not self._thread.close(ENDED_WITHIN_S):
+                logger.warning("messages are still under way; their thread and group stay")
+                return
             self._thread = None
         if self._group is not None:
             time.sleep(LET_GO_WITHIN_S)

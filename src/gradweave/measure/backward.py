@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from statistics import median
+from weakref import WeakKeyDictionary
 
 import msgspec
 import torch
@@ -158,7 +159,9 @@ def observing(
     meanwhile: they may be scripted, copied or pickled.
     """
     observer = Observer(clock or clock_for(_device(parameters)), parameters, on_last=on_last)
-    names = {module: name for name, module in model.named_modules()}
+    # Weakly, and no model in this frame: a module may know the wrapper that has it observed.
+    names = WeakKeyDictionary({module: name for name, module in model.named_modules()})
+    del model
 
     def before(module: nn.Module, inputs: object) -> None:
         del inputs
@@ -167,7 +170,7 @@ def observing(
 
     def after(module: nn.Module, inputs: object, output: object) -> None:
         del inputs, output
-        if module is model:
+        if names.get(module) == "":
             observer.after_model()
 
     handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]

@@ -1,8 +1,10 @@
 """Receiving parameters while forward goes on: a module waits for those that it is about to read."""
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -27,13 +29,16 @@ class Arrivals:
     """
 
     def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
-        self._model = model
+        # Weakly: a module may know its wrapper, whose end this waits for.
+        self._model = weakref.ref(model)
         self._expected: dict[nn.Parameter, Awaited] = {}
         self._all = set(parameters)
-        self._read_by: dict[nn.Module, set[nn.Parameter]] = {
-            module: self._all.intersection(module.parameters(recurse=False))
-            for module in model.modules()
-        }
+        self._read_by = WeakKeyDictionary(
+            {
+                module: self._all.intersection(module.parameters(recurse=False))
+                for module in model.modules()
+            }
+        )
         self._was_noted = False
         self._called: list[nn.Module] | None = None  # while readings are noted
         before = _BeforeModule(self._before)
@@ -63,7 +68,9 @@ class Arrivals:
         finally:
             self._called = None
         seen = set().union(*(self._read_by[module] for module in called))
-        self._read_by[self._model] |= self._all - seen
+        model = self._model()
+        assert model is not None, "it has just been called"
+        self._read_by[model] |= self._all - seen
         self._was_noted = True
 
     def _note(self, parameter: nn.Parameter) -> None:

@@ -3,7 +3,7 @@
 import atexit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import TypedDict
 
 from gradweave import collectives
@@ -80,7 +80,8 @@ class Calibration:
         atexit.unregister(self.close)
         self._turns.end()
         self._is_computing.set()
-        self._thread.join(timeout=STOPPED_WITHIN_S)
+        if self._thread is not current_thread():  # whoever is collected as garbage is so anywhere
+            self._thread.join(timeout=STOPPED_WITHIN_S)
 
     def _run(self) -> None:
         try:
@@ -90,6 +91,9 @@ class Calibration:
             pass
         except BaseException as error:  # noqa: BLE001 the session is told
             self.failure = f"calibrating failed: {error}"
+            # Others may be waiting for a message from here; a closed connection tells them.
+            for own_group in self._own_groups:
+                own_group.close()
 
     def _calibrated(self) -> Network:
         first, *others = [Communicator(own_group.group) for own_group in self._own_groups]

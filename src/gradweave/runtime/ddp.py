@@ -68,7 +68,7 @@ class DistributedDataParallel(Planned, TorchDDP):
                      share.
     ``timeline``     note when each bucket was ready and done, for ``timeline()``.
     ``make_group``   makes another process group of the same ranks, where calibration or collectives
-                     of ours need one (default: torch.distributed.new_group).
+                     of ours need one (default: one that goes with the wrapper).
 
     Everything else is torch's own.
     """
@@ -156,7 +156,8 @@ class DistributedDataParallel(Planned, TorchDDP):
             sparse=self._sparse,
             finds_unused=self.find_unused_parameters,
         )
-        self._engine: ReducerEngine | None = ReducerEngine(self, self._planned, transports)
+        self._engine: ReducerEngine | None
+        self._engine = engine = ReducerEngine(self, self._planned, transports)
         if plan is not None or is_whole(options.compression):
             self._engine.install(plan or SimpleBuckets.ONE)
         else:
@@ -176,6 +177,7 @@ class DistributedDataParallel(Planned, TorchDDP):
                 keeps_declared_order=self._keeps_declared_order,
                 sparse=self._sparse,
                 sending=messages,
+                keeps_own_groups=lambda: messages is None and engine.uses_own_group,
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
         log = FailedPassLog(self, next(reversed(self._planned.values())), self._engine)
@@ -196,8 +198,11 @@ class DistributedDataParallel(Planned, TorchDDP):
                 f"whole_model wants one bucket, and torch's own must stay: {why}; leave out one of "
                 "them"
             )
-        if why is None and self.process_group.size() == 1 and not is_whole(compression):
+        group = self.process_group
+        if why is None and group.size() == 1 and not is_whole(compression):
             return "one worker sends no messages"
+        if why is None and group.size() > 1 and not Noticeboard.can_be_made(group):
+            why = f"ranks of a {group.name()} group cannot be told of plans through its store"
         if why is not None and self.process_group.size() > 1:
             logger.warning("keeping %s: %s", self._baseline, why)
         return why
@@ -235,10 +240,10 @@ class DistributedDataParallel(Planned, TorchDDP):
         )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self._driver is not None:
-            self._between_steps(inputs, is_compiling=torch.compiler.is_compiling())
         if self._engine is not None and self._engine.sender is not None:
             self._engine.sender.raise_failure()
+        if self._driver is not None:
+            self._between_steps(inputs, is_compiling=torch.compiler.is_compiling())
         recorder = self._recorder
         if recorder is None or not (torch.is_grad_enabled() and self.require_backward_grad_sync):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
@@ -253,8 +258,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         if not torch.is_grad_enabled() or self._driver is None:
             return
         if is_compiling or is_compiled(self.module):
-            self._stop_planning(COMPILED)
-            return
+            self._driver.fail(COMPILED)  # perhaps on this rank only
         # A static graph's reducer wants its first pass to be a synchronised one.
         if self.require_backward_grad_sync or not self.static_graph:
             self._end_step()

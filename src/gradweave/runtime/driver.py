@@ -1,31 +1,31 @@
 """Carrying out what a planning session asks for, on one rank of many.
 
 Every rank has a driver and a session, and all sessions are told the same at the same step: each
-rank says what it has found, rank 0 puts that together and announces it for the step after next (see
+rank says what it has found, rank 0 puts that together and announces it before its next pass (see
 `noticeboard`). So sessions ask for the same things at the same steps, and nobody waits for anybody.
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from statistics import median
-from threading import Thread
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
-from msgspec import Struct
 
-from gradweave.errors import GradweaveError
+from gradweave.errors import CollectiveError, RequestError
 from gradweave.plan import Plan
+from gradweave.runtime.activities import (
+    Activity,
+    Broken,
+    Finding,
+    Part,
+    StepTiming,
+    failure_of,
+)
 from gradweave.runtime.instruments import Instruments
 from gradweave.runtime.noticeboard import Noticeboard
-from gradweave.runtime.survey import RankSurvey
-from gradweave.session.candidates import Candidate, shortlist, unplanned_lengths
 from gradweave.session.commands import (
-    Candidates,
     Command,
-    CompressionPrice,
     Failed,
     FindCandidates,
     Install,
@@ -33,38 +33,13 @@ from gradweave.session.commands import (
     Record,
     Reply,
     SimpleBuckets,
-    SlowestRank,
     StepsTaken,
     TakeSteps,
     TimeSteps,
 )
-from gradweave.session.session import PlanningTask, Session
+from gradweave.session.session import Session
 
 logger = logging.getLogger(__name__)
-
-
-class StepTimes(Struct, frozen=True, tag=True):
-    """What each of some steps took on one rank."""
-
-    steps_s: tuple[float, ...]
-
-
-# What one rank has to say on a command; ranks that have nothing to say, say so too.
-Part = RankSurvey | StepTimes | Candidates | CompressionPrice | Failed
-
-
-class Activity(Protocol):
-    """This rank's share in carrying out a command, while training goes on."""
-
-    def forward_begins(self, batch_size: int) -> None: ...
-    def step_over(self) -> None: ...
-    def part(self) -> Part | None:
-        """What it has come to; None while it goes on."""
-
-    def agreed(self, parts: Sequence[Any]) -> Reply:
-        """What all parts come to, on rank 0; none of them has failed."""
-
-    def close(self) -> None: ...
 
 
 class Engine(Protocol):
@@ -93,6 +68,7 @@ class Driver:
         self._activity: Activity | None = None
         self._taking: int | None = None  # steps that a command still waits for
         self._has_said = self._has_announced = False
+        self._why_failed: str | None = None
         self._announcements: dict[int, str] = {}  # rank 0's own
 
     @property
@@ -113,16 +89,24 @@ class Driver:
         if self._steps == 1:
             self._carry_out(self.session.begin())
             return
+        self._guarded(lambda activity: activity.step_over())
+        if self._taking is not None:
+            self._taking -= 1
         try:
-            self._go_on()
+            self._say()
             heard = self._heard()
         except (RuntimeError, OSError) as error:  # of the store
-            logger.warning("planning ends, buckets stay: other ranks cannot be reached: %s", error)
-            self.session.abandon("other ranks cannot be reached")
-            self.close()
+            self._abandon(error)
             return
         if heard is not None:
             self._next(heard)
+
+    def fail(self, why: str) -> None:
+        """This rank cannot be planned for: when all have been told, all give up at one step."""
+        self._why_failed = why
+        if self._activity is not None:
+            self._end_activity()
+            self._activity = Broken(RequestError(why))
 
     def stop(self, why: str) -> None:
         """End planning on this rank, at a point that all ranks come to alike."""
@@ -136,26 +120,24 @@ class Driver:
         self._end_activity()
         self._instruments.close()
 
-    def _go_on(self) -> None:
-        if self._taking is not None:
-            self._taking -= 1
+    def _say(self) -> None:
+        """This rank's part when it is there, and on rank 0, when all parts are, the reply."""
+        if self._activity is None:
             return
-        self._guarded(lambda activity: activity.step_over())
         if not self._has_said and (part := self._part()) is not None:
-            self._has_said = True
             self._board.say(self._topic, msgspec.json.encode(part).decode())
+            self._has_said = True
         if self._board.rank == 0 and self._has_said and not self._has_announced:
-            self._announce()
+            said = self._board.everyone(self._topic)
+            if said is not None:
+                parts = [msgspec.json.decode(text, type=Part) for text in said]
+                self._announce(msgspec.json.encode(self._agreed(parts)).decode())
 
-    def _announce(self) -> None:
-        """Rank 0: when all have said their parts, the reply, from the step after this one on."""
-        said = self._board.everyone(self._topic)
-        if said is None:
-            return
-        parts = [msgspec.json.decode(text, type=Part) for text in said]
-        text = msgspec.json.encode(self._agreed(parts)).decode()
-        self._board.announce(self._steps + 1, text)
-        self._announcements[self._steps + 1] = text
+    def _announce(self, text: str) -> None:
+        after_pass = self._steps + 1  # which this rank is about to begin
+        self._board.announce(after_pass, text)
+        self._board.forget(self._topic)
+        self._announcements[after_pass] = text
         self._has_announced = True
 
     def _agreed(self, parts: list[Part]) -> Reply:
@@ -163,7 +145,21 @@ class Driver:
             if isinstance(part, Failed):
                 return part if rank == 0 else Failed(f"{part.why} (rank {rank})")
         assert self._activity is not None
-        return self._activity.agreed(parts)
+        try:
+            return self._activity.agreed(parts)
+        except Exception as error:  # noqa: BLE001 training goes on, and all sessions are told
+            return failure_of(error)
+
+    def _abandon(self, error: Exception) -> None:
+        """Others can no longer be heard. Those that have this rank's part may go on without it."""
+        if self._has_said and self._board.rank != 0:
+            raise CollectiveError(
+                f"rank {self._board.rank}: the store of the process group cannot be reached, and "
+                f"other ranks may change their buckets: {error}; start again, or give a plan"
+            ) from error
+        logger.warning("planning ends, buckets stay: other ranks cannot be reached: %s", error)
+        self.session.abandon("other ranks cannot be reached")
+        self.close()
 
     def _heard(self) -> Reply | None:
         """What all ranks are told at this step."""
@@ -198,6 +194,8 @@ class Driver:
         self._activity = self._begun(command)
 
     def _begun(self, command: Command) -> Activity:
+        if self._why_failed is not None:
+            return Broken(RequestError(self._why_failed))
         try:
             match command:
                 case Record():
@@ -218,7 +216,7 @@ class Driver:
         try:
             return self._activity.part()
         except Exception as error:  # noqa: BLE001
-            return _failed(error)
+            return failure_of(error)
 
     def _guarded(self, act: Callable[[Activity], None]) -> None:
         """A failure to observe must not end a training."""
@@ -239,106 +237,3 @@ class Driver:
         if self._activity is not None:
             self._activity.close()
             self._activity = None
-
-
-class StepTiming:
-    """Step by step, how long they take on this rank."""
-
-    def __init__(self, command: TimeSteps, now_s: Callable[[], float]) -> None:
-        self._command, self._now_s = command, now_s
-        self._ended_s = [now_s()]
-
-    def forward_begins(self, batch_size: int) -> None:
-        """Nothing to note."""
-
-    def step_over(self) -> None:
-        self._ended_s.append(self._now_s())
-
-    def part(self) -> StepTimes | None:
-        taken_s = [end_s - start_s for start_s, end_s in pairwise(self._ended_s)]
-        counted_s = taken_s[self._command.settling_steps :][: self._command.steps]
-        return StepTimes(tuple(counted_s)) if len(counted_s) == self._command.steps else None
-
-    def agreed(self, parts: Sequence[StepTimes]) -> SlowestRank:
-        slowest_s = map(max, zip(*(part.steps_s for part in parts), strict=True))
-        return SlowestRank(median(slowest_s))
-
-    def close(self) -> None:
-        """Nothing was opened."""
-
-
-class Finding:
-    """Rank 0 computes on a thread of its own, for it may take seconds, and all take its word."""
-
-    def __init__(self, command: FindCandidates, task: PlanningTask, *, is_rank_0: bool) -> None:
-        self._command, self._task = command, task
-        self._found: Candidates | Failed | None = None if is_rank_0 else Candidates(())
-        if is_rank_0:
-            Thread(target=self._run, name="gradweave planning", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._found = Candidates(tuple(self._shortlist()))
-        except Exception as error:  # noqa: BLE001 the session is told
-            self._found = _failed(error)
-
-    def _shortlist(self) -> list[Candidate]:
-        trace, network = self._command.trace, self._command.network
-        return shortlist(
-            trace,
-            network,
-            workers=self._task.workers,
-            planner=self._task.planner,
-            collectives=network.collectives,
-            baseline_lengths=unplanned_lengths(
-                [tensor.nbytes for tensor in trace.tensors],
-                caps_bytes=self._task.baseline_caps_bytes,
-                is_declared=self._task.keeps_declared_order,
-            ),
-            compression=self._command.compression,
-            passes=self._task.passes,
-        )
-
-    def forward_begins(self, batch_size: int) -> None:
-        """Nothing to note."""
-
-    def step_over(self) -> None:
-        """It goes on by itself."""
-
-    def part(self) -> Candidates | Failed | None:
-        return self._found
-
-    def agreed(self, parts: Sequence[Candidates]) -> Candidates:
-        return parts[0]
-
-    def close(self) -> None:
-        """The thread ends by itself."""
-
-
-class Broken:
-    """Something that could not be begun, or went wrong on the way."""
-
-    def __init__(self, error: Exception) -> None:
-        self._failed = _failed(error)
-
-    def forward_begins(self, batch_size: int) -> None:
-        """Nothing to do any more."""
-
-    def step_over(self) -> None:
-        """Nothing to do any more."""
-
-    def part(self) -> Failed:
-        return self._failed
-
-    def agreed(self, parts: Sequence[object]) -> Failed:
-        del parts
-        return self._failed
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def _failed(error: Exception) -> Failed:
-    if isinstance(error, GradweaveError):
-        return Failed(str(error))
-    return Failed(f"planning failed: {type(error).__name__}: {error}")

@@ -76,7 +76,9 @@ class FlatEngine:
         _check_plan(first_plan, parameters)
         self._first_plan = first_plan
         self.passes = 0  # synchronised backward passes that are over
-        self.module, self.parameters, self.group = module, dict(parameters), group
+        # Weakly: a module may know its wrapper, whose end closes this.
+        self._module = weakref.ref(module)
+        self.parameters, self.group = dict(parameters), group
         self._recorder, self._on_step_over = recorder, on_step_over
         self._elementwise = elementwise
         self._frozen = {name: p for name, p in module.named_parameters() if name not in parameters}
@@ -97,7 +99,7 @@ class FlatEngine:
             opened.callback(self._arrivals.close)
             self._lay_out(first_plan)
             opened.callback(self._take_no_more_gradients)
-            self._make_equal()
+            self._make_equal(module)
             opened.callback(watch_steps(self._before_step, self._after_step))
             opened.callback(watch_clipping(self._check_clipped))
             self._opened = opened.pop_all()
@@ -143,7 +145,9 @@ class FlatEngine:
     def call(self, *inputs: object, **kwargs: object) -> object:
         """Call the module, whose parameters arrive meanwhile."""
         with self._arrivals.noting():
-            return self.module(*inputs, **kwargs)
+            module = self._module()
+            assert module is not None, "the wrapper has it"
+            return module(*inputs, **kwargs)
 
     def end_forward(self, *, is_synchronised: bool) -> None:
         if self._recorder is not None and is_synchronised:
@@ -222,12 +226,12 @@ class FlatEngine:
     def _take_no_more_gradients(self) -> None:
         self._departures.close()  # whose hooks would keep the buckets
 
-    def _make_equal(self) -> None:
+    def _make_equal(self, module: nn.Module) -> None:
         """Give all ranks rank 0's parameters and buffers."""
         for bucket in self._buckets:
             self._send_and_wait("broadcast", bucket.values, "native")
-        frozen = [p for p in self.module.parameters() if not p.requires_grad]
-        broadcast_bytes([*frozen, *self.module.buffers()], self.group)
+        frozen = [p for p in module.parameters() if not p.requires_grad]
+        broadcast_bytes([*frozen, *module.buffers()], self.group)
 
     def _send(self, number: int) -> None:
         is_sharded = self._buckets[number].passes == "both"

@@ -1,6 +1,7 @@
 """What a wrapper measures with while a session plans."""
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -20,7 +21,8 @@ from gradweave.vocabulary import Passes
 class Instruments:
     """Records, calibrates and prices compression; made on every rank, where all come alike.
 
-    ``own_groups`` are for calibrating, ``sending`` is where sparse messages travel.
+    ``own_groups`` are for calibrating, and go with planning unless they are to be kept;
+    ``sending`` is where sparse messages travel.
     """
 
     def __init__(
@@ -35,8 +37,11 @@ class Instruments:
         keeps_declared_order: bool = False,
         sparse: SparseTraining | None = None,
         sending: OwnGroup | None = None,
+        keeps_own_groups: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._module, self._parameters = module, parameters
+        # Weakly: a module may know its wrapper, whose end this waits for.
+        self._module, self._parameters = weakref.ref(module), parameters
+        self._keeps_own_groups = keeps_own_groups
         self._board, self._own_groups = board, own_groups
         self._collective, self._passes = collective, passes
         self._keeps_declared_order = keeps_declared_order
@@ -55,8 +60,10 @@ class Instruments:
             passes=self._passes,
             model_bytes=sum(parameter.nbytes for parameter in self._parameters.values()),
         )
+        module = self._module()
+        assert module is not None, "it is being trained"
         return Survey(
-            self._module,
+            module,
             self._parameters,
             calibration,
             least_steps=least_steps,
@@ -74,8 +81,8 @@ class Instruments:
 
     def close(self) -> None:
         """Also the groups, unless messages have come to travel there."""
-        for own_group in self._own_groups:
-            if not own_group.is_sending:
+        if not self._keeps_own_groups():
+            for own_group in self._own_groups:
                 own_group.close()
 
 

@@ -1,12 +1,13 @@
 """What ranks tell each other in the background, through the store of their process group.
 
 Nobody waits here, and no collective runs: torch's contract is that all ranks run the same
-synchronised backward passes, and nothing more. Rank 0 announces what holds from pass n + 1 on
-before its own pass n, and since nobody can end pass n without rank 0, everybody finds the
+synchronised backward passes, and nothing more. Rank 0 announces what holds after a pass before its
+own part of that pass, and since nobody can end the pass without rank 0, everybody finds the
 announcement when it is needed.
 """
 
 import secrets
+from enum import Enum
 from threading import Event
 from time import monotonic, sleep
 
@@ -15,7 +16,8 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from gradweave.comm.small_messages import broadcast_text, group_device
 
-POLLED_EVERY_S = 0.001
+# At first, and when others have let us wait for long.
+POLLED_EVERY_S, POLLED_LATER_EVERY_S, PATIENCE = 0.001, 0.02, 1.1
 # A rank that wants to leave asks rank 0 first; one that gets no answer in this time leaves anyway.
 LEFT_WITHIN_S = 1.0
 # Added to a counter by whoever wants everybody to stop; no counter gets there by itself.
@@ -23,7 +25,7 @@ STOP = 1 << 40
 
 
 class Noticeboard:
-    """Texts of all ranks by topic, and announcements of rank 0 by the pass they hold from.
+    """Texts of all ranks by topic, and announcements of rank 0 by the pass they hold after.
 
     Make it on every rank: rank 0 chooses where in the store it is, for keys of a job that was
     restarted may still be there.
@@ -32,9 +34,15 @@ class Noticeboard:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank, self.ranks = group.rank(), group.size()
         place = broadcast_text(group, secrets.token_hex(8), device=group_device(group))
-        # A connection of its own: the user's may be waiting for something.
-        store: Store = group.get_group_store().clone()  # type: ignore[attr-defined]
+        store = _cloned_store(group)
+        assert store is not None, "who asks `can_be_made` first has one"
         self._store = PrefixStore(f"gradweave/{place}", store)
+        self._announced_last: str | None = None
+
+    @staticmethod
+    def can_be_made(group: dist.ProcessGroup) -> bool:
+        """Not every kind of group has a store that others can use beside it."""
+        return _cloned_store(group) is not None
 
     def say(self, topic: str, text: str) -> None:
         """What this rank has to say; once for each topic."""
@@ -47,15 +55,22 @@ class Noticeboard:
             return None
         return [value.decode() for value in self._store.multi_get(keys)]
 
-    def announce(self, from_pass: int, text: str) -> None:
-        """Rank 0, before its pass ``from_pass`` - 1."""
-        key = f"from pass {from_pass}"
+    def forget(self, topic: str) -> None:
+        """Rank 0, who alone reads what all have said."""
+        for rank in range(self.ranks):
+            self._store.delete_key(f"{topic}/{rank}")
+
+    def announce(self, after_pass: int, text: str) -> None:
+        """Rank 0, before its part of that pass. All have heard what was announced before."""
+        if self._announced_last is not None:
+            self._store.delete_key(self._announced_last)
+        self._announced_last = key = f"after pass {after_pass}"
         self._store.set(key, text)
         self._store.check([key])  # answered in order: the store has it before anybody can ask
 
-    def announced(self, from_pass: int) -> str | None:
-        """Every rank, when ``from_pass`` - 1 passes are over."""
-        key = f"from pass {from_pass}"
+    def announced(self, after_pass: int) -> str | None:
+        """Every rank, when so many passes are over."""
+        key = f"after pass {after_pass}"
         if not self._store.check([key]):
             return None
         return self._store.get(key).decode()
@@ -63,6 +78,14 @@ class Noticeboard:
     def turns(self, name: str) -> "Turns":
         """Make it on every rank, with the same name."""
         return Turns(self._store, name, rank=self.rank, ranks=self.ranks)
+
+
+def _cloned_store(group: dist.ProcessGroup) -> Store | None:
+    """A connection of its own: the user's may be waiting for something."""
+    try:
+        return group.get_group_store().clone()  # type: ignore[attr-defined,no-any-return]
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
 
 
 class Ended(Exception):
@@ -102,29 +125,43 @@ class Turns:
             self._follow()
 
     def _decide(self) -> None:
-        goes = self._reaches(self._arrived_key, self._number * self._ranks, leaves_after_s=0.0)
+        reached = self._reached(self._arrived_key, self._number * self._ranks, leaves_after_s=0.0)
+        goes = reached is Reached.SO_FAR  # who has asked to stop may have left by now
         self._store.add(self._go_key, 1 if goes else STOP)
         if not goes:
             raise Ended
 
     def _follow(self) -> None:
+        so_far = (Reached.SO_FAR, Reached.SO_FAR_AND_STOPPED)
         if not self.has_ended:
-            if self._reaches(self._go_key, self._number, leaves_after_s=0.0):
+            if self._reached(self._go_key, self._number, leaves_after_s=0.0) in so_far:
                 return
             self._store.add(self._arrived_key, STOP)
         # A turn that has begun meanwhile is taken all the same: others are in it.
-        if not self._reaches(self._go_key, self._number, leaves_after_s=LEFT_WITHIN_S):
+        if self._reached(self._go_key, self._number, leaves_after_s=LEFT_WITHIN_S) not in so_far:
             raise Ended
 
-    def _reaches(self, key: str, least: int, *, leaves_after_s: float) -> bool:
-        """Whether a counter gets so far before somebody stops it, or this rank ends so long ago."""
+    def _reached(self, key: str, least: int, *, leaves_after_s: float) -> "Reached":
+        """Wait until a counter gets so far, somebody stops it, or this rank ends so long ago."""
         ended_s: float | None = None
+        pause_s = POLLED_EVERY_S
         while True:
             is_stopped, counted = divmod(int(self._store.get(key)), STOP)
-            if counted >= least or is_stopped:
-                return counted >= least
+            if counted >= least:
+                return Reached.SO_FAR_AND_STOPPED if is_stopped else Reached.SO_FAR
+            if is_stopped:
+                return Reached.STOPPED
             if self.has_ended:
                 ended_s = ended_s or monotonic()
                 if monotonic() - ended_s >= leaves_after_s:
-                    return False
-            sleep(POLLED_EVERY_S)
+                    return Reached.STOPPED
+            sleep(pause_s)
+            pause_s = min(pause_s * PATIENCE, POLLED_LATER_EVERY_S)
+
+
+class Reached(Enum):
+    """How far a counter has got when waiting for it is over."""
+
+    SO_FAR = "as far as it should"
+    SO_FAR_AND_STOPPED = "as far as it should; it goes no further"
+    STOPPED = "not so far"

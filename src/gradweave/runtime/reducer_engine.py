@@ -2,6 +2,7 @@
 
 import weakref
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -13,7 +14,6 @@ from gradweave.torch_internals import (
     has_reduced_since,
     replace_reducer,
     require_finished_reduction,
-    restore_reducer,
     torch_caps_bytes,
 )
 from gradweave.vocabulary import MIB
@@ -37,19 +37,24 @@ class ReducerEngine:
 
     def step_is_over(self) -> bool:
         """Whether there was a synchronised backward pass since this was asked last."""
+        if self._live.device.type != "cpu":
+            # Whoever is told something after a pass must have waited for it. (Not run here.)
+            torch.accelerator.synchronize()
         is_over, self._noted = has_reduced_since(self._live, self._noted)
         return is_over
+
+    @property
+    def uses_own_group(self) -> bool:
+        """Whether some buckets of the plan do not travel on the user's group."""
+        plan = self.plan
+        return plan is not None and any(bucket.collective != "native" for bucket in plan.buckets)
 
     def install(self, buckets: Plan | SimpleBuckets, order: tuple[str, ...] = ()) -> None:
         """From the next pass on; ``order`` is what torch's own buckets follow, if it is known."""
         ddp = self._live
         require_finished_reduction(ddp)
         self.plan = plan = buckets if isinstance(buckets, Plan) else None
-        if buckets is SimpleBuckets.ORIGINAL and not order:
-            restore_reducer(ddp, self._parameters)
-        else:
-            names = self._names(buckets, order)
-            replace_reducer(ddp, self._parameters, names)
+        replace_reducer(ddp, self._parameters, self._names(buckets, order))
         ddp.bucket_bytes_cap = self.torch_cap_bytes if plan is None else self._largest(plan)
         self._noted = []
         self.register_sender(plan)

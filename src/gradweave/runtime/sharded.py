@@ -37,7 +37,7 @@ from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, requi
 from gradweave.runtime.planned import Planned
 from gradweave.runtime.tensors import batch_size
 from gradweave.session.session import PlanningTask, Session
-from gradweave.torch_internals import is_compiled
+from gradweave.torch_internals import FOR_BACKWARD_CALLBACKS, is_compiled, require
 from gradweave.vocabulary import MIB
 
 # Until there is a plan: as torch's own wrapper.
@@ -91,6 +91,7 @@ class ShardedDataParallel(Planned, nn.Module):
         elementwise: Collection[type[Optimizer]] = (),
     ) -> None:
         super().__init__()
+        require(FOR_BACKWARD_CALLBACKS)
         options = Options(
             planner=planner,
             collective=collective,

@@ -93,7 +93,7 @@ class Session:
     def reply(self, reply: Reply | None) -> Command | None:
         """Take what came of the last command (None of an Install), and return the next one."""
         if isinstance(reply, Failed):
-            return self._end(reply.why)
+            return self.stop(reply.why)
         return self._resume(reply)
 
     def stop(self, why: str) -> Command | None:
@@ -123,6 +123,8 @@ class Session:
         except StopIteration:
             self._course = None
             return None
+        except Exception as error:  # noqa: BLE001 all ranks come here alike, and training goes on
+            return self._end(f"planning failed: {error}")
 
     def _end(self, why: str) -> Command | None:
         if self._course is not None:

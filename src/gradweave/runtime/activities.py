@@ -1,0 +1,150 @@
+"""One rank's share in carrying out what a planning session asks for, while training goes on."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
+from threading import Thread
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from gradweave.errors import GradweaveError
+from gradweave.runtime.survey import RankSurvey
+from gradweave.session.candidates import Candidate, shortlist, unplanned_lengths
+from gradweave.session.commands import (
+    Candidates,
+    CompressionPrice,
+    Failed,
+    FindCandidates,
+    Reply,
+    SlowestRank,
+    TimeSteps,
+)
+from gradweave.session.session import PlanningTask
+
+
+class StepTimes(Struct, frozen=True, tag=True):
+    """What each of some steps took on one rank."""
+
+    steps_s: tuple[float, ...]
+
+
+# What one rank has to say on a command; ranks that have nothing to say, say so too.
+Part = RankSurvey | StepTimes | Candidates | CompressionPrice | Failed
+
+
+class Activity(Protocol):
+    """This rank's share in carrying out a command, while training goes on."""
+
+    def forward_begins(self, batch_size: int) -> None: ...
+    def step_over(self) -> None: ...
+    def part(self) -> Part | None:
+        """What it has come to; None while it goes on."""
+
+    def agreed(self, parts: Sequence[Any]) -> Reply:
+        """What all parts come to, on rank 0; none of them has failed."""
+
+    def close(self) -> None: ...
+
+
+class StepTiming:
+    """Step by step, how long they take on this rank."""
+
+    def __init__(self, command: TimeSteps, now_s: Callable[[], float]) -> None:
+        self._command, self._now_s = command, now_s
+        self._ended_s = [now_s()]
+
+    def forward_begins(self, batch_size: int) -> None:
+        """Nothing to note."""
+
+    def step_over(self) -> None:
+        self._ended_s.append(self._now_s())
+
+    def part(self) -> StepTimes | None:
+        taken_s = [end_s - start_s for start_s, end_s in pairwise(self._ended_s)]
+        counted_s = taken_s[self._command.settling_steps :][: self._command.steps]
+        return StepTimes(tuple(counted_s)) if len(counted_s) == self._command.steps else None
+
+    def agreed(self, parts: Sequence[StepTimes]) -> SlowestRank:
+        slowest_s = map(max, zip(*(part.steps_s for part in parts), strict=True))
+        return SlowestRank(median(slowest_s))
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class Finding:
+    """Rank 0 computes on a thread of its own, for it may take seconds, and all take its word."""
+
+    def __init__(self, command: FindCandidates, task: PlanningTask, *, is_rank_0: bool) -> None:
+        self._command, self._task = command, task
+        self._found: Candidates | Failed | None = None if is_rank_0 else Candidates(())
+        if is_rank_0:
+            Thread(target=self._run, name="gradweave planning", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._found = Candidates(tuple(self._shortlist()))
+        except Exception as error:  # noqa: BLE001 the session is told
+            self._found = failure_of(error)
+
+    def _shortlist(self) -> list[Candidate]:
+        trace, network = self._command.trace, self._command.network
+        return shortlist(
+            trace,
+            network,
+            workers=self._task.workers,
+            planner=self._task.planner,
+            collectives=network.collectives,
+            baseline_lengths=unplanned_lengths(
+                [tensor.nbytes for tensor in trace.tensors],
+                caps_bytes=self._task.baseline_caps_bytes,
+                is_declared=self._task.keeps_declared_order,
+            ),
+            compression=self._command.compression,
+            passes=self._task.passes,
+        )
+
+    def forward_begins(self, batch_size: int) -> None:
+        """Nothing to note."""
+
+    def step_over(self) -> None:
+        """It goes on by itself."""
+
+    def part(self) -> Candidates | Failed | None:
+        return self._found
+
+    def agreed(self, parts: Sequence[Candidates]) -> Candidates:
+        return parts[0]
+
+    def close(self) -> None:
+        """The thread ends by itself."""
+
+
+class Broken:
+    """Something that could not be begun, or went wrong on the way."""
+
+    def __init__(self, error: Exception) -> None:
+        self._failed = failure_of(error)
+
+    def forward_begins(self, batch_size: int) -> None:
+        """Nothing to do any more."""
+
+    def step_over(self) -> None:
+        """Nothing to do any more."""
+
+    def part(self) -> Failed:
+        return self._failed
+
+    def agreed(self, parts: Sequence[object]) -> Failed:
+        del parts
+        return self._failed
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def failure_of(error: Exception) -> Failed:
+    if isinstance(error, GradweaveError):
+        return Failed(str(error))
+    return Failed(f"planning failed: {type(error).__name__}: {error}")
