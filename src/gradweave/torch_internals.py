@@ -22,6 +22,7 @@ from torch.distributed import HashStore, Logger, Reducer, Store  # type: ignore[
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.utils import clip_grad
+from torch.utils.hooks import RemovableHandle
 
 from gradweave.errors import RequestError
 
@@ -213,6 +214,17 @@ def is_in_join(wrapper: "weakref.ref[TorchDDP]") -> bool:
 
 
 # --- Tensors, modules, groups ---------------------------------------------------------------------
+
+
+def remove_gradient_hook(parameter: torch.Tensor, handle: RemovableHandle) -> None:
+    """Remove a hook on a parameter's gradient; when it was the last, so that nothing is called.
+
+    Otherwise each gradient would still go through Python, only to find that there is no hook. Of
+    hooks on accumulated gradients that would be so for good.
+    """
+    handle.remove()
+    if not parameter._backward_hooks:  # noqa: SLF001
+        parameter._backward_hooks = None  # noqa: SLF001
 
 
 def changes_in_place(tensor: torch.Tensor) -> int:

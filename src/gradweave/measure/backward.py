@@ -14,11 +14,12 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.utils.hooks import unserializable_hook
 
 from gradweave.comm.small_messages import gather_long_text, group_device
 from gradweave.errors import RequestError
 from gradweave.measure.clocks import Clock, clock_for
-from gradweave.torch_internals import all_requiring_grad
+from gradweave.torch_internals import all_requiring_grad, remove_gradient_hook
 from gradweave.trace import Tensor, Trace
 
 
@@ -174,15 +175,18 @@ def observing(
             observer.after_model()
 
     handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
+    on_gradients = []
     with all_requiring_grad(parameters.values()):
         for name, parameter in parameters.items():
-            register = parameter.register_post_accumulate_grad_hook
-            handles.append(register(lambda _, name=name: observer.gradient(name)))  # type: ignore[no-untyped-call]
+            note = unserializable_hook(lambda _, name=name: observer.gradient(name))  # type: ignore[no-untyped-call]
+            on_gradients.append((parameter, parameter.register_hook(note)))  # type: ignore[no-untyped-call]
     try:
         yield observer
     finally:
         for handle in handles:
             handle.remove()
+        for parameter, handle in on_gradients:
+            remove_gradient_hook(parameter, handle)
 
 
 class RankTimes(Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
 from gradweave.runtime.driver import Driver
-from gradweave.runtime.failed_passes import FailedPassLog
+from gradweave.runtime.failed_passes import StepCount, log_failed_pass_at_exit
 from gradweave.runtime.instruments import Instruments
 from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.options import (
@@ -113,6 +113,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         self._options = options
         self._planned = planned_parameters(self)
         self._device = self.device
+        self._steps = StepCount()
         self._recorder, self._clock_offset_s = None, 0.0
         if timeline:
             self._clock_offset_s = clock_offset_s(self.process_group)
@@ -180,8 +181,8 @@ class DistributedDataParallel(Planned, TorchDDP):
                 keeps_own_groups=lambda: messages is None and engine.uses_own_group,
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
-        log = FailedPassLog(self, next(reversed(self._planned.values())), self._engine)
-        closing = weakref.finalize(self, _close, self._driver, messages, calibrating, log)
+        log_failed_pass_at_exit(self, weakref.WeakMethod(self._steps_without_hook))
+        closing = weakref.finalize(self, _close, self._driver, messages, calibrating)
         # Not at exit: a thread that waits for a dead peer would keep the script from ending.
         closing.atexit = False
 
@@ -244,13 +245,20 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._engine.sender.raise_failure()
         if self._driver is not None:
             self._between_steps(inputs, is_compiling=torch.compiler.is_compiling())
+        is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
+        self._steps.taken += is_synchronised
         recorder = self._recorder
-        if recorder is None or not (torch.is_grad_enabled() and self.require_backward_grad_sync):
+        if recorder is None or not is_synchronised:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         recorder.begin()
         output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         recorder.backward()
         return output
+
+    def _steps_without_hook(self) -> int | None:
+        """How many there were; None where a hook of ours counts them, and says more."""
+        has_hook = self._engine is not None and self._engine.sender is not None
+        return None if has_hook else self._steps.taken
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _between_steps(self, inputs: tuple[Any, ...], *, is_compiling: bool) -> None:
@@ -333,14 +341,8 @@ class DistributedDataParallel(Planned, TorchDDP):
         return state
 
 
-def _close(
-    driver: Driver | None,
-    messages: OwnGroup | None,
-    calibrating: OwnGroup | None,
-    log: FailedPassLog,
-) -> None:
+def _close(driver: Driver | None, messages: OwnGroup | None, calibrating: OwnGroup | None) -> None:
     """Who uses something goes before it."""
-    log.close()
     if driver is not None:
         driver.close()
     for own_group in (messages, calibrating):
