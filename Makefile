@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench report results presets clean
+.PHONY: demo test test-long lint bench report results presets clean
 
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
 
 test: lint
 	$(BIN)/pytest
+
+# What takes long: torch's own tests with our class, all habits of its users, ranks that die.
+test-long: $(INSTALLED)
+	$(BIN)/pytest -m long
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -96,6 +96,7 @@ def test_a_mistake_is_one_line(capsys, monkeypatch, argv, complaint):
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_calibrating_and_training_on_an_emulated_cluster(capsys, where, tmp_path):
     """Several seconds: every rank imports torch, three times."""
     network = str(tmp_path / "network.json")

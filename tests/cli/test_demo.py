@@ -1,11 +1,13 @@
 """`gradweave demo`, made small: every part of it, in seconds."""
 
+import pytest
 from msgspec.structs import replace
 
 from gradweave.cli import demo, main
 from gradweave.lab import ClusterSpec
 
 
+@pytest.mark.long
 def test_the_demo(capsys, monkeypatch, tmp_path):
     """Half a minute: three jobs import torch, and the wrapper calibrates for real."""
     monkeypatch.setattr(demo, "SPEC", ClusterSpec(nodes=2, rate="1gbit"))

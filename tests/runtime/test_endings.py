@@ -10,6 +10,7 @@ import pytest
 LATER_THAN_TORCHS_S = 2.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", endings.KINDS)
 def test_ranks_end_as_with_torchs_wrapper(kind):
     """Seconds: six pairs of ranks train and end, those of torch's wrapper first and last."""

@@ -37,6 +37,7 @@ WHERE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WHERE)
 def test_a_killed_rank(way):
     """Seconds: ranks import torch."""
@@ -48,6 +49,7 @@ def test_a_killed_rank(way):
     assert "trained to the end" not in said[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WHERE)
 def test_a_stalled_rank(way):
     """Seconds: a time-out. The first rank to fail ends the other."""

@@ -26,7 +26,28 @@ from side_by_side import (
 )
 
 ROUNDING = 1e-9
-TOGETHER = 8
+# So many share a pair of processes, and so many pairs of them run at once.
+TOGETHER, AT_ONCE = 8, 2
+
+# In every run of the tests; the others in `make test-long`.
+ALWAYS = {
+    "plain_model",
+    "accumulates_unevenly",
+    "parameters_without_elements",
+    "scripted_model",
+    "exports_its_model",
+    "other_first_bucket",
+    "adversarial_with_freezing",
+    "order_of_heads_changes",
+    "unfreezes_a_layer",
+    "reentrant_checkpoints_of_a_static_graph",
+    "leaves_a_micro_batch_over",
+    "evaluates_with_gradients_before_a_barrier",
+    "looks_at_saliency",
+    "validates_forces",
+    "synchronises_after_forward",
+    "two_backward_passes_inside_forward",
+}
 
 # Where torch's own buckets may stay: what they do cannot be planned, or would not last.
 MAY_GIVE_UP = {
@@ -70,8 +91,9 @@ class Outcomes:
 
     def of(self, name):
         if name not in self._found:
-            first = self._names.index(name)
-            self._run(self._names[first : first + TOGETHER])
+            mine = [other for other in self._names if side_of(other) == side_of(name)]
+            first = mine.index(name)
+            self._run(mine[first : first + TOGETHER])
         if isinstance(self._found[name], AssertionError):
             raise self._found[name]
         return self._found[name]
@@ -96,10 +118,20 @@ def outcomes(request, tmp_path_factory):
 
 
 def _is_habit(item):
-    return item.name.startswith("test_a_habit[")
+    return item.originalname == "test_a_habit"
 
 
-@pytest.mark.parametrize("name", HABITS)
+def side_of(name):
+    """Which of the processes that run tests has it; another one would find out all of them again."""
+    return sorted(HABITS, key=lambda other: (other not in ALWAYS, other)).index(name) % AT_ONCE
+
+
+def marked(name):
+    marks = [pytest.mark.xdist_group(f"habits {side_of(name)}")]
+    return pytest.param(name, marks=marks if name in ALWAYS else [*marks, pytest.mark.long])
+
+
+@pytest.mark.parametrize("name", map(marked, HABITS))
 @pytest.mark.filterwarnings("ignore")
 def test_a_habit(outcomes, name):
     """Seconds: it is planned for, and trained twice."""
@@ -135,6 +167,7 @@ def left_out(group, stage, laters):
     return expected, found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "laters"),
     [("not begun", range(8)), ("recording", range(3)), ("trying", range(16)), ("settled", [0, 5])],

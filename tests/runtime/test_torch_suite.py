@@ -23,6 +23,7 @@ TESTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("half", [0, 1])
 def test_torchs_own_tests(half, tmp_path):
     """Half a minute: every rank of every test imports torch."""
