@@ -3,8 +3,9 @@
 ``python benchmarks/settled_pairs.py OUTPUT --against COMMIT`` runs `gradweave bench training` with
 the wrapper that plans by itself, once with this checkout and once with the other, which goes to a
 temporary worktree; which of them is first alternates from pair to pair. Writes OUTPUT.json (every
-time) and OUTPUT.md (ratios of pairs with 95 % intervals). A pair takes two to three minutes per trace on
-two cores, so thirty pairs of three traces take about four hours; leave the machine alone meanwhile.
+time) and OUTPUT.md (ratios of pairs with 95 % intervals). A pair takes two to three minutes per
+trace on two cores, so thirty pairs of three traces take about four hours; leave the machine alone
+meanwhile.
 """
 
 import argparse

@@ -122,7 +122,7 @@ def _is_habit(item):
 
 
 def side_of(name):
-    """Which of the processes that run tests has it; another one would find out all of them again."""
+    """Which process that runs tests has it: another one would find out all of them again."""
     return sorted(HABITS, key=lambda other: (other not in ALWAYS, other)).index(name) % AT_ONCE
 
 
