@@ -131,7 +131,7 @@ def marked(name):
     return pytest.param(name, marks=marks if name in ALWAYS else [*marks, pytest.mark.long])
 
 
-@pytest.mark.parametrize("name", map(marked, HABITS))
+@pytest.mark.parametrize("name", [marked(name) for name in HABITS])
 @pytest.mark.filterwarnings("ignore")
 def test_a_habit(outcomes, name):
     """Seconds: it is planned for, and trained twice."""
