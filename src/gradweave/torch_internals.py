@@ -132,9 +132,8 @@ def _give_reducer(ddp: TorchDDP, reducer: Reducer) -> None:
         ddp.static_graph,
     )
     if ddp.static_graph:
-        ddp.reducer._set_static_graph()  # noqa: SLF001
-        assert ddp.logger is not None
-        ddp.logger._set_static_graph()  # noqa: SLF001
+        reducer._set_static_graph()  # noqa: SLF001
+        logger._set_static_graph()  # noqa: SLF001
         ddp._static_graph_delay_allreduce_enqueued = False  # noqa: SLF001
     ddp._comm_hooks = []  # noqa: SLF001 they belonged to the reducer before
 

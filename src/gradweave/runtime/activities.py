@@ -1,14 +1,14 @@
-"""One rank's share in carrying out what a planning session asks for, while training goes on."""
+"""What ranks do for a planning session's commands, apart from recording and pricing."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 from threading import Thread
-from typing import Any, Protocol
 
 from msgspec import Struct
 
 from gradweave.errors import GradweaveError
+from gradweave.runtime.activity import Activity
 from gradweave.runtime.survey import RankSurvey
 from gradweave.session.candidates import Candidate, shortlist, unplanned_lengths
 from gradweave.session.commands import (
@@ -16,7 +16,6 @@ from gradweave.session.commands import (
     CompressionPrice,
     Failed,
     FindCandidates,
-    Reply,
     SlowestRank,
     TimeSteps,
 )
@@ -33,29 +32,12 @@ class StepTimes(Struct, frozen=True, tag=True):
 Part = RankSurvey | StepTimes | Candidates | CompressionPrice | Failed
 
 
-class Activity(Protocol):
-    """This rank's share in carrying out a command, while training goes on."""
-
-    def forward_begins(self, batch_size: int) -> None: ...
-    def step_over(self) -> None: ...
-    def part(self) -> Part | None:
-        """What it has come to; None while it goes on."""
-
-    def agreed(self, parts: Sequence[Any]) -> Reply:
-        """What all parts come to, on rank 0; none of them has failed."""
-
-    def close(self) -> None: ...
-
-
-class StepTiming:
+class StepTiming(Activity):
     """Step by step, how long they take on this rank."""
 
     def __init__(self, command: TimeSteps, now_s: Callable[[], float]) -> None:
         self._command, self._now_s = command, now_s
         self._ended_s = [now_s()]
-
-    def forward_begins(self, batch_size: int) -> None:
-        """Nothing to note."""
 
     def step_over(self) -> None:
         self._ended_s.append(self._now_s())
@@ -69,11 +51,8 @@ class StepTiming:
         slowest_s = map(max, zip(*(part.steps_s for part in parts), strict=True))
         return SlowestRank(median(slowest_s))
 
-    def close(self) -> None:
-        """Nothing was opened."""
 
-
-class Finding:
+class Finding(Activity):
     """Rank 0 computes on a thread of its own, for it may take seconds, and all take its word."""
 
     def __init__(self, command: FindCandidates, task: PlanningTask, *, is_rank_0: bool) -> None:
@@ -105,33 +84,18 @@ class Finding:
             passes=self._task.passes,
         )
 
-    def forward_begins(self, batch_size: int) -> None:
-        """Nothing to note."""
-
-    def step_over(self) -> None:
-        """It goes on by itself."""
-
     def part(self) -> Candidates | Failed | None:
         return self._found
 
     def agreed(self, parts: Sequence[Candidates]) -> Candidates:
         return parts[0]
 
-    def close(self) -> None:
-        """The thread ends by itself."""
 
-
-class Broken:
+class Broken(Activity):
     """Something that could not be begun, or went wrong on the way."""
 
     def __init__(self, error: Exception) -> None:
         self._failed = failure_of(error)
-
-    def forward_begins(self, batch_size: int) -> None:
-        """Nothing to do any more."""
-
-    def step_over(self) -> None:
-        """Nothing to do any more."""
 
     def part(self) -> Failed:
         return self._failed
@@ -139,9 +103,6 @@ class Broken:
     def agreed(self, parts: Sequence[object]) -> Failed:
         del parts
         return self._failed
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def failure_of(error: Exception) -> Failed:

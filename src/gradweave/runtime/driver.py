@@ -14,14 +14,8 @@ import msgspec
 
 from gradweave.errors import CollectiveError, RequestError
 from gradweave.plan import Plan
-from gradweave.runtime.activities import (
-    Activity,
-    Broken,
-    Finding,
-    Part,
-    StepTiming,
-    failure_of,
-)
+from gradweave.runtime.activities import Broken, Finding, Part, StepTiming, failure_of
+from gradweave.runtime.activity import Activity
 from gradweave.runtime.instruments import Instruments
 from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.session.commands import (
@@ -214,9 +208,10 @@ class Driver:
     def _part(self) -> Part | None:
         assert self._activity is not None
         try:
-            return self._activity.part()
+            part: Part | None = self._activity.part()
         except Exception as error:  # noqa: BLE001
             return failure_of(error)
+        return part
 
     def _guarded(self, act: Callable[[Activity], None]) -> None:
         """A failure to observe must not end a training."""

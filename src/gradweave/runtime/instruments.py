@@ -9,6 +9,7 @@ from torch import nn
 from gradweave.comm.own_group import OwnGroup
 from gradweave.costs.sparse import BYTES_PER_ELEMENT
 from gradweave.errors import RequestError
+from gradweave.runtime.activity import Activity
 from gradweave.runtime.calibration import Calibration
 from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.survey import Survey
@@ -86,7 +87,7 @@ class Instruments:
                 own_group.close()
 
 
-class Pricing:
+class Pricing(Activity):
     """What compression costs here, measured where messages travel, between two of them."""
 
     def __init__(
@@ -119,18 +120,9 @@ class Pricing:
         except Exception as error:  # noqa: BLE001 messages go on, and the session is told
             self._found = Failed(f"pricing compression failed: {error}")
 
-    def forward_begins(self, batch_size: int) -> None:
-        """Nothing to note."""
-
-    def step_over(self) -> None:
-        """It goes on by itself."""
-
     def part(self) -> CompressionPrice | Failed | None:
         return self._found
 
     def agreed(self, parts: Sequence[CompressionPrice]) -> CompressionPrice:
         slowest_s = max(part.selection_s_per_element for part in parts)
         return CompressionPrice(slowest_s, parts[0].exchange)
-
-    def close(self) -> None:
-        """It ends by itself."""

@@ -17,6 +17,7 @@ from gradweave.measure.backward import (
     trace_of,
 )
 from gradweave.network import Network
+from gradweave.runtime.activity import Activity
 from gradweave.runtime.calibration import Calibration
 from gradweave.session.commands import Failed, Measured, Unplannable
 from gradweave.trace import Trace
@@ -37,7 +38,7 @@ class RankSurvey(Struct, frozen=True, kw_only=True, tag=True):
     network: Network | None
 
 
-class Survey:
+class Survey(Activity):
     """Records steps until there are enough, and a calibration beside them is done."""
 
     def __init__(
