@@ -18,26 +18,31 @@ from gradweave.session.commands import (
     Failed,
     FindCandidates,
     Install,
-    Measured,
     PriceCompression,
+    Probe,
+    Probed,
     Record,
+    Recorded,
     SimpleBuckets,
-    SlowestRank,
     StepsTaken,
+    StepsTimed,
     TakeSteps,
     TimeSteps,
+    Told,
     Unplannable,
 )
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Stage
-from gradweave.session.session import PlanningTask, Session
+from gradweave.session.learning import MessageSample
+from gradweave.session.session import MOST_CHALLENGERS, MOST_STEPS, PlanningTask, Session
 
 NETWORK = Network(name="n", source="n", links=flat(Link(latency_s=1e-4, s_per_byte=1e-8)))
 MOST_COMMANDS = 60
 # From which stage which may follow; each may also end in the last one.
 FOLLOWING = {
     Stage.NOT_BEGUN: {Stage.RECORDING},
-    Stage.RECORDING: {Stage.WARMING_UP, Stage.TRYING},
+    Stage.RECORDING: {Stage.LEARNING},
+    Stage.LEARNING: {Stage.WARMING_UP, Stage.TRYING},
     Stage.WARMING_UP: {Stage.TRYING},
     Stage.TRYING: set(),
     Stage.SETTLED: {Stage.RECORDING},  # planning again
@@ -66,8 +71,10 @@ class Owner:
     def __init__(self, session, trace, draw):
         self.session, self.trace, self.draw = session, trace, draw
         self.installed, self.commands, self.stages = SimpleBuckets.ORIGINAL, [], []
-        self.taken = 0
-        self.slowest_s = {}  # by plan, what its trials took
+        self.taken = self.steps = 0
+        self.elapsed_s = 0.0
+        self.notes_messages = False
+        self.visits_s = {}  # by plan, what the steps of its visits took
 
     def run(self, *, stop_after=None):
         command = self.session.begin()
@@ -82,32 +89,65 @@ class Owner:
                     self.installed = command.buckets
                 self.stages.append(self.session.findings.stage)
                 return
-            command = self.session.reply(self.carry_out(command))
+            command = self.session.reply(self.told(self.carry_out(command)))
+
+    def told(self, reply):
+        """Whatever takes steps is told with their number."""
+        if reply is None or isinstance(reply, StepsTaken):
+            return reply
+        self.steps += 3
+        return Told(reply=reply, steps=self.steps, elapsed_s=self.elapsed_s)
 
     def carry_out(self, command):
         match command:
             case Install():
-                self.installed = command.buckets
+                self.installed, self.notes_messages = command.buckets, command.notes_messages
                 return None
             case Record():
                 order = tuple(tensor.name for tensor in self.trace.tensors)
                 return self.draw(
                     st.sampled_from(
-                        [Measured(self.trace, NETWORK)] * 9
-                        + [Unplannable("no", order), Failed("broken")]
+                        [Recorded(self.trace)] * 9 + [Unplannable("no", order), Failed("broken")]
                     )
                 )
+            case Probe():
+                assert self.session.findings.stage is not Stage.SETTLED
+                return Probed(tuple(sample(size) for size in command.sizes_bytes))
             case FindCandidates():
                 return Candidates(tuple(self.candidates(command)))
             case TimeSteps():
-                taken_s = self.draw(times_s)
-                self.slowest_s.setdefault(self.installed, []).append(taken_s)
-                return SlowestRank(taken_s)
+                taken_s = tuple(self.draw(times_s) for _ in range(min(2, command.steps)))
+                self.elapsed_s += sum(taken_s)
+                if self.notes_messages:
+                    self.visits_s.setdefault(self.sent, []).append(taken_s)
+                return StepsTimed(taken_s, self.samples())
             case TakeSteps():
                 self.taken += command.steps
                 return StepsTaken(self.taken)
             case PriceCompression():
                 return CompressionPrice(1e-9, Line(startup_s=1e-4, s_per_byte=1e-10))
+
+    @property
+    def sent(self):
+        """How many tensors each bucket has that is sent now."""
+        if self.installed is SimpleBuckets.ORIGINAL:
+            return tuple(self.baseline_lengths())
+        return tuple(len(bucket.tensors) for bucket in self.installed.buckets)
+
+    def samples(self):
+        """Of messages on the network, one by one."""
+        sizes = iter([tensor.nbytes for tensor in self.trace.tensors])
+        return tuple(
+            sample(sum(next(sizes) for _ in range(length)))
+            for length in (self.sent if self.notes_messages else ())
+        )
+
+    def baseline_lengths(self):
+        return unplanned_lengths(
+            [tensor.nbytes for tensor in self.trace.tensors],
+            caps_bytes=self.session.task.baseline_caps_bytes,
+            is_declared=self.session.task.keeps_declared_order,
+        )
 
     def candidates(self, command):
         return shortlist(
@@ -115,14 +155,19 @@ class Owner:
             command.network,
             workers=4,
             planner="optimal",
-            collectives=("ring",),
-            baseline_lengths=unplanned_lengths(
-                [tensor.nbytes for tensor in command.trace.tensors],
-                caps_bytes=self.session.task.baseline_caps_bytes,
-                is_declared=self.session.task.keeps_declared_order,
-            ),
+            collectives=command.network.collectives,
+            baseline_lengths=self.baseline_lengths(),
             compression=command.compression,
         )
+
+
+def sample(nbytes):
+    return MessageSample(
+        operation="all-reduce",
+        collective="native",
+        sizes_bytes=(nbytes,),
+        taken_s=1e-3 + 1e-8 * nbytes,
+    )
 
 
 def owner(data, task=None):
@@ -153,7 +198,7 @@ def test_it_ends_in_a_legal_stage_and_leaves_a_runnable_plan(data, stop_after):
 
 @given(data=st.data())
 def test_it_keeps_nothing_that_was_slower_than_the_baseline(data):
-    driven = owner(data, PlanningTask(workers=4, trial_steps=3))
+    driven = owner(data, PlanningTask(workers=4, trial_steps=3, baseline_caps_bytes=(1, 10**9)))
     driven.run()
     found = driven.session.findings
     if not found.trials:
@@ -162,7 +207,17 @@ def test_it_keeps_nothing_that_was_slower_than_the_baseline(data):
     (chosen,) = (trial for trial in found.trials if trial.candidate.plan == found.plan)
     assert chosen.step_s <= baseline.step_s
     for trial in found.trials:
-        assert list(trial.rounds_s) == driven.slowest_s[trial.candidate.plan]
+        lengths = tuple(trial.candidate.plan.lengths)
+        assert list(trial.visits_s) == driven.visits_s[lengths]
+
+
+@given(data=st.data())
+def test_planning_is_short_and_nothing_is_noted_after_it(data):
+    driven = owner(data, PlanningTask(workers=4, baseline_caps_bytes=(1, 10**9)))
+    driven.run()
+    assert not driven.notes_messages
+    assert driven.steps <= MOST_STEPS
+    assert len(driven.session.findings.trials) <= 1 + MOST_CHALLENGERS
 
 
 @given(data=st.data())
@@ -197,7 +252,7 @@ def test_a_failure_ends_planning_and_not_training(data, fails_at):
                 assert command.buckets is SimpleBuckets.ORIGINAL
                 driven.installed = command.buckets
             break
-        command = driven.session.reply(driven.carry_out(command))
+        command = driven.session.reply(driven.told(driven.carry_out(command)))
     if driven.session.findings.plan is not None:
         assert driven.installed == driven.session.findings.plan
     else:
@@ -243,9 +298,9 @@ def test_it_plans_again_when_steps_take_another_time(small_trace, step_s, replan
     )
     session = Session(PlanningTask(workers=4, replan_when=0.5), given=recipe)
     assert isinstance(session.begin(), TimeSteps)
-    assert isinstance(session.reply(SlowestRank(1.2)), TimeSteps)
-    command = session.reply(SlowestRank(step_s))
-    assert isinstance(command, Install if replans else TimeSteps)
+    assert isinstance(session.reply(StepsTimed((1.2,))), TimeSteps)
+    command = session.reply(StepsTimed((step_s,)))
+    assert isinstance(command, Record if replans else TimeSteps)
     assert (session.findings.stage is Stage.RECORDING) == replans
 
 
@@ -260,12 +315,58 @@ def test_a_session_that_is_abandoned_installs_nothing():
 
 def test_plans_are_installed_that_fit_the_trace(small_trace):
     driven = Owner(Session(PlanningTask(workers=4, trial_steps=1)), small_trace, lambda _: 1.0)
-    driven.draw = lambda strategy: (
-        Measured(small_trace, NETWORK) if strategy is not times_s else 1.0
-    )
+    driven.draw = lambda strategy: Recorded(small_trace) if strategy is not times_s else 1.0
     driven.run()
     installed = [c.buckets for c in driven.commands if isinstance(c, Install)]
-    assert installed[0] is SimpleBuckets.ONE
+    assert installed[0] is SimpleBuckets.ORIGINAL
     for plan in installed[1:]:
         assert isinstance(plan, Plan)
         plan.check_describes(small_trace)
+
+
+def scripted(trace, step_s_of, **task):
+    """A session on paper whose steps take what the function of what is sent says."""
+    driven = Owner(Session(PlanningTask(workers=4, **task)), trace, None)
+    driven.draw = lambda strategy: (
+        step_s_of(driven.sent) if strategy is times_s else Recorded(trace)
+    )
+    driven.run()
+    return driven
+
+
+def test_where_nothing_can_be_gained_nothing_is_tried(small_trace):
+    quick = small_trace.with_bytes_per_element(1)
+    found = scripted(quick, lambda _: 100.0).session.findings
+    assert len(found.trials) == 1
+    assert found.plan.planner == "ddp"
+    assert "beside backward" in found.note or "would gain" in found.note
+    assert f"Torch's own buckets stay: {found.note}." in explanation(found, workers=4)
+    assert found.regret_steps is not None
+
+
+def test_while_it_plans_it_says_what_it_waits_for(small_trace):
+    session = Session(PlanningTask(workers=4))
+    session.begin()
+    said = explanation(session.findings, workers=4)
+    assert said == (
+        "No plan yet: recording, step 0 of at most 100; waits for 5 steps in which it is noted "
+        "when gradients are ready."
+    )
+    session.reply(Told(reply=Recorded(small_trace), steps=9, elapsed_s=1.0))
+    said = explanation(session.findings, workers=4)
+    assert "learning, step 9 of at most 100" in said
+    assert "Measured:" in said
+
+
+def test_one_session_of_all_speaks(caplog, small_trace):
+    caplog.set_level("INFO")
+    for speaks in (True, False):
+        caplog.clear()
+        driven = Owner(Session(PlanningTask(workers=4), speaks=speaks), small_trace, None)
+        driven.draw = lambda strategy: 1.0 if strategy is times_s else Recorded(small_trace)
+        driven.run()
+        begun, *ended = caplog.messages if speaks else ("planning begins", "planning ended: ")
+        assert begun.startswith("planning begins")
+        assert len(ended) == 1
+        assert ended[0].startswith("planning ended: ")
+        assert speaks or not caplog.messages

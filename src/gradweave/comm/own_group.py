@@ -8,7 +8,7 @@ from functools import partial
 import torch.distributed as dist
 
 from gradweave.collectives.topology import Topology
-from gradweave.comm.communicator import Communicator
+from gradweave.comm.communicator import Communicator, host_topology
 from gradweave.comm.groups import same_ranks
 from gradweave.comm.worker import CommunicationThread
 
@@ -38,7 +38,7 @@ class OwnGroup:
     ) -> None:
         make = make_group or partial(same_ranks, group, backend=backend)
         self._group: dist.ProcessGroup | None = make()
-        self.topology: Topology | None = None  # asked for on all ranks, where it is not known
+        self.topology: Topology = host_topology(self._group)
         self._thread: CommunicationThread | None = None
 
     @property

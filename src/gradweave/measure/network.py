@@ -70,9 +70,6 @@ def calibrate(
     beside: Surroundings | None = None,
     communicator: Communicator | None = None,
     other_lanes: Sequence[Communicator] = (),
-    stream_s: float = STREAM_S,
-    link_bytes: tuple[int, int, int] = BETWEEN_TWO_BYTES,
-    before_each: Callable[[], None] = lambda: None,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
     """Time operations by algorithms, and transfers between two ranks.
@@ -80,10 +77,7 @@ def calibrate(
     Call it on every rank, with nothing else on the group; all return the same. By default samples
     are taken both idle and beside matrix products. Reduce-scatters and all-gathers take turns on
     the group and ``other_lanes``; give one less than ShardedDataParallel has threads, so that their
-    curves are true for it. Streams of messages are as long as ``stream_s``, and transfers between
-    two ranks have ``link_bytes``; less of both takes less time. ``before_each`` is called before
-    whatever takes long, alike on all ranks, and may end it by raising; ``advance`` is called when a
-    size is done.
+    curves are true for it. ``advance`` is called when a size is done.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
@@ -102,11 +96,9 @@ def calibrate(
             list(ways),
             repeats=repeats,
             beside=beside,
-            stream_s=stream_s,
-            before_each=before_each,
         )
         _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
-    links = _measure_links(communicator, link_bytes, before_each)
+    links = _measure_links(communicator)
     advance()
     return Network(
         name=name,
@@ -134,8 +126,6 @@ class _Survey:
     ways: list[Way]
     repeats: int
     beside: Surroundings
-    stream_s: float
-    before_each: Callable[[], None]
     samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
     hopeless: set[Way] = field(default_factory=set)
 
@@ -144,10 +134,7 @@ class _Survey:
         streams = {}
         for way in self.ways:
             if way not in self.hopeless:
-                self.before_each()
-                streams[way] = _Stream(
-                    self.communicator, self.lanes, way, nbytes, stream_s=self.stream_s
-                )
+                streams[way] = _Stream(self.communicator, self.lanes, way, nbytes)
         kinds = list(product(streams, beside))
         taken: dict[tuple[Way, Beside], list[list[float]]] = {kind: [] for kind in kinds}
         for repeat in range(self.repeats):
@@ -228,8 +215,6 @@ class _Stream:
         lanes: Lanes,
         way: Way,
         nbytes: int,
-        *,
-        stream_s: float,
     ) -> None:
         self._communicator, self._lanes, self._way = communicator, lanes, way
         device = group_device(communicator.group)
@@ -241,7 +226,7 @@ class _Stream:
         self._send([first])
         (once_s,) = largest(communicator.group, [time.perf_counter() - started_s], device=device)
         most = max(2, min(MOST_MESSAGES, MOST_STREAM_BYTES // nbytes))
-        self.messages = max(2, min(most, round(stream_s / once_s)))
+        self.messages = max(2, min(most, round(STREAM_S / once_s)))
         if way.operation in OPERATIONS["both"]:
             # Each lane twice, unless that is too much, and all equally often: where the last
             # message travels alone, a stream of few is slower than training's.
@@ -266,26 +251,38 @@ class _Stream:
         return time.perf_counter() - started_s
 
     def _send(self, messages: list[torch.Tensor]) -> None:
-        if self._way == NATIVE:
-            # As DistributedDataParallel does: handed over one after the other, faster than they
-            # are done, while the thread that does so has other things to do; then waited for in
-            # order. On few cores it matters: all at once, small messages took a fifth longer.
-            works = []
-            for message in messages:
-                works.append(self._communicator.group.allreduce([message]))
-                if message is not messages[-1] and self._pause_s > SHORTEST_PAUSE_S:
-                    time.sleep(self._pause_s)
-            for work in works:
-                work.wait()
-            return
-        operation, collective = self._way
-        if operation in OPERATIONS["both"]:
-            sent = [self._lanes.submit(operation, m, collective=collective) for m in messages]
-            for done in sent:
-                done.wait()
-            return
+        send_in_turn(self._communicator, self._lanes, self._way, messages, pause_s=self._pause_s)
+
+
+def send_in_turn(
+    communicator: Communicator,
+    lanes: Lanes,
+    way: Way,
+    messages: Sequence[torch.Tensor],
+    *,
+    pause_s: float = 0.0,
+) -> None:
+    """Send messages as wrappers do, one after the other, and wait for all of them."""
+    if way == NATIVE:
+        # As DistributedDataParallel does: handed over one after the other, faster than they are
+        # done, while the thread that does so has other things to do; then waited for in order. On
+        # few cores it matters: all at once, small messages took a fifth longer.
+        works = []
         for message in messages:
-            self._communicator.run(operation, message, collective=collective)
+            works.append(communicator.group.allreduce([message]))
+            if message is not messages[-1] and pause_s > SHORTEST_PAUSE_S:
+                time.sleep(pause_s)
+        for work in works:
+            work.wait()
+        return
+    operation, collective = way
+    if operation in OPERATIONS["both"]:
+        sent = [lanes.submit(operation, m, collective=collective) for m in messages]
+        for done in sent:
+            done.wait()
+        return
+    for message in messages:
+        communicator.run(operation, message, collective=collective)
 
 
 def _measure_sizes(survey: _Survey, sizes: Sequence[int], advance: Callable[[], None]) -> None:
@@ -318,18 +315,16 @@ def _never_cheaper_at_the_end(seconds: list[float]) -> list[float]:
     return [*seconds[:-1], max(seconds)]
 
 
-def _measure_links(
-    communicator: Communicator, link_bytes: tuple[int, int, int], before_each: Callable[[], None]
-) -> Links:
+def _measure_links(communicator: Communicator) -> Links:
     """One link for each tier: between the first rank and the first beyond that tier's groups."""
     order, factors = communicator.topology.order, communicator.topology.factors
     sum_s_per_byte = _sum_s_per_byte(communicator.group)
     levels = []
     for tier, members in enumerate(factors):
         tiny_s, large_s, larger_s = _one_way_s(
-            communicator.group, (order[0], order[prod(factors[:tier])]), link_bytes, before_each
+            communicator.group, (order[0], order[prod(factors[:tier])])
         )
-        _, large, larger = link_bytes
+        _, large, larger = BETWEEN_TWO_BYTES
         link = Link(
             latency_s=tiny_s,
             s_per_byte=max(0.0, (larger_s - large_s) / (larger - large)),
@@ -340,18 +335,12 @@ def _measure_links(
     return Links(levels=tuple(levels))
 
 
-def _one_way_s(
-    group: dist.ProcessGroup,
-    ends: tuple[int, int],
-    link_bytes: tuple[int, int, int],
-    before_each: Callable[[], None],
-) -> list[float]:
+def _one_way_s(group: dist.ProcessGroup, ends: tuple[int, int]) -> list[float]:
     """Half of there and back, for each size: the lower quartile, for nothing makes it faster."""
     taken_s: list[list[float]] = []
-    for nbytes in link_bytes:
+    for nbytes in BETWEEN_TWO_BYTES:
         taken_s.append([])
         for _ in range(BETWEEN_TWO_REPEATS):
-            before_each()
             taken_s[-1].append(_half_round_trip_s(group, *ends, nbytes))
     group.barrier().wait()
     quartiles_s = [float(np.quantile(times, 0.25)) for times in taken_s]

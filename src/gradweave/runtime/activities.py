@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from statistics import median
 from threading import Thread
 
 from msgspec import Struct
 
 from gradweave.errors import GradweaveError
 from gradweave.runtime.activity import Activity
+from gradweave.runtime.message_log import MessageLog
+from gradweave.runtime.probing import RankProbe
 from gradweave.runtime.survey import RankSurvey
 from gradweave.session.candidates import Candidate, shortlist, unplanned_lengths
 from gradweave.session.commands import (
@@ -16,40 +17,58 @@ from gradweave.session.commands import (
     CompressionPrice,
     Failed,
     FindCandidates,
-    SlowestRank,
+    StepsTimed,
     TimeSteps,
 )
+from gradweave.session.learning import MessageTimes, samples_of
 from gradweave.session.session import PlanningTask
+from gradweave.session.trials import LEAST_STEPS
 
 
 class StepTimes(Struct, frozen=True, tag=True):
-    """What each of some steps took on one rank."""
+    """What each of some steps took on one rank, and when its messages travelled."""
 
     steps_s: tuple[float, ...]
+    messages: tuple[tuple[MessageTimes, ...], ...]
 
 
 # What one rank has to say on a command; ranks that have nothing to say, say so too.
-Part = RankSurvey | StepTimes | Candidates | CompressionPrice | Failed
+Part = RankSurvey | RankProbe | StepTimes | Candidates | CompressionPrice | Failed
 
 
 class StepTiming(Activity):
-    """Step by step, how long they take on this rank."""
+    """Step by step, how long they take on this rank, and what is in the log of messages."""
 
-    def __init__(self, command: TimeSteps, now_s: Callable[[], float]) -> None:
-        self._command, self._now_s = command, now_s
+    def __init__(
+        self, command: TimeSteps, now_s: Callable[[], float], log: MessageLog | None
+    ) -> None:
+        self._command, self._now_s, self._log = command, now_s, log
         self._ended_s = [now_s()]
+        self._messages: list[tuple[MessageTimes, ...]] = []
 
     def step_over(self) -> None:
         self._ended_s.append(self._now_s())
+        self._messages.append(() if self._log is None else self._log.take())
 
     def part(self) -> StepTimes | None:
+        first = self._command.settling_steps
         taken_s = [end_s - start_s for start_s, end_s in pairwise(self._ended_s)]
-        counted_s = taken_s[self._command.settling_steps :][: self._command.steps]
-        return StepTimes(tuple(counted_s)) if len(counted_s) == self._command.steps else None
+        counted_s = taken_s[first:][: self._command.steps]
+        if len(counted_s) < self._command.steps and not self._is_hopeless(counted_s):
+            return None
+        messages = self._messages[first:][: len(counted_s)]
+        return StepTimes(tuple(counted_s), tuple(messages))
 
-    def agreed(self, parts: Sequence[StepTimes]) -> SlowestRank:
-        slowest_s = map(max, zip(*(part.steps_s for part in parts), strict=True))
-        return SlowestRank(median(slowest_s))
+    def _is_hopeless(self, steps_s: Sequence[float]) -> bool:
+        most_s = self._command.hopeless_s
+        return most_s is not None and len(steps_s) >= LEAST_STEPS and min(steps_s) > most_s
+
+    def agreed(self, parts: Sequence[StepTimes]) -> StepsTimed:
+        """Of the steps that all have timed: some ranks may have given up hope before others."""
+        slowest_s = map(max, zip(*(part.steps_s for part in parts), strict=False))
+        by_step = zip(*(part.messages for part in parts), strict=False)
+        samples = [sample for ranks in by_step for sample in samples_of(ranks)]
+        return StepsTimed(tuple(slowest_s), tuple(samples))
 
 
 class Finding(Activity):

@@ -29,9 +29,10 @@ from gradweave.runtime.options import (
     Options,
     check_caps,
     check_whole_model,
+    first_collective,
     is_whole,
     needs_own_group,
-    priced_collective,
+    rival_collectives,
     why_unplannable,
 )
 from gradweave.runtime.parameters import check_compressible, planned_parameters
@@ -52,9 +53,9 @@ logger = logging.getLogger(__name__)
 class DistributedDataParallel(Planned, TorchDDP):
     """torch's wrapper, whose buckets are planned for this model on this network.
 
-    It records when gradients are ready and what messages cost beside the training, tries the most
-    promising plans and torch's own buckets for a few steps each, and keeps the fastest. Gradients
-    are the same as torch's, up to the order of summation.
+    It begins with torch's own buckets, notes when gradients are ready and what messages cost, and
+    tries plans that promise to be faster for a few steps each. What is not faster than torch's own
+    buckets is not kept. Gradients are the same as torch's, up to the order of summation.
 
     ``planner``      which plan to try first, as `gradweave plan --planner`.
     ``plan``         a Plan or Recipe, or a file of one: nothing is recorded and nothing is tried.
@@ -62,13 +63,15 @@ class DistributedDataParallel(Planned, TorchDDP):
     ``compression``  GTopK(…) or TopK(…) of gradweave.sparse.settings: only the largest travel.
     ``grad_scaler``  with compression: whose scale the residuals follow.
     ``wire_dtype``   torch.float16 or torch.bfloat16, while gradients travel.
-    ``record_steps`` how many steps are recorded at least, after two for warming up.
-    ``trial_steps``  how many steps each candidate is timed for; 0 trusts the prediction.
+    ``record_steps`` how many steps are recorded, after two for warming up.
+    ``trial_steps``  how many steps a plan is timed for in each of its turns; 0 trusts the
+                     prediction.
     ``replan_when``  plan again when steps take another time than when the plan was chosen, by this
                      share.
     ``timeline``     note when each bucket was ready and done, for ``timeline()``.
-    ``make_group``   makes another process group of the same ranks, where calibration or collectives
-                     of ours need one (default: one that goes with the wrapper).
+    ``make_group``   makes another process group of the same ranks, where messages beside the
+                     training or collectives of ours need one (default: one that goes with the
+                     wrapper).
 
     Everything else is torch's own.
     """
@@ -86,7 +89,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         grad_scaler: torch.amp.GradScaler | None = None,
         wire_dtype: torch.dtype | None = None,
         record_steps: int = 5,
-        trial_steps: int = 5,
+        trial_steps: int = 4,
         replan_when: float | None = None,
         timeline: bool = False,
         make_group: Callable[[], dist.ProcessGroup] | None = None,
@@ -138,7 +141,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             backend = None if options.compression is None else "gloo"
             messages = OwnGroup(group, make_group, backend=backend)
             messages.thread()
-        calibrating = OwnGroup(group, make_group) if plans else None
+        probing = OwnGroup(group, make_group) if plans else None
         self._sparse = None
         if options.compression is not None:  # for life: residuals stay with other buckets
             assert messages is not None
@@ -152,7 +155,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         transports = Transports(
             group,
             options=options,
-            own_group=messages or calibrating,
+            own_group=messages or probing,
             recorder=self._recorder,
             sparse=self._sparse,
             finds_unused=self.find_unused_parameters,
@@ -165,16 +168,16 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._engine.register_sender()
         self._session = None
         if self._why_unplanned is None:
-            self._session = Session(self._task(), given=given)
+            task = self._task(probing)
+            self._session = Session(task, given=given, speaks=group.rank() == 0)
         self._driver = None
-        if self._session is not None and calibrating is not None:
+        if self._session is not None and probing is not None:
             board = Noticeboard(group)
             instruments = Instruments(
                 self.module,
                 self._planned,
                 board,
-                [calibrating],
-                collective=priced_collective(options),
+                [probing],
                 keeps_declared_order=self._keeps_declared_order,
                 sparse=self._sparse,
                 sending=messages,
@@ -182,7 +185,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
         log_failed_pass_at_exit(self, weakref.WeakMethod(self._steps_without_hook))
-        closing = weakref.finalize(self, _close, self._driver, messages, calibrating)
+        closing = weakref.finalize(self, _close, self._driver, messages, probing)
         # Not at exit: a thread that waits for a dead peer would keep the script from ending.
         closing.atexit = False
 
@@ -225,11 +228,13 @@ class DistributedDataParallel(Planned, TorchDDP):
             require_fit(plan, self._planned, self.process_group)
         return given
 
-    def _task(self) -> PlanningTask:
+    def _task(self, probed: OwnGroup | None) -> PlanningTask:
         options, compression = self._options, self._options.compression
         return PlanningTask(
             workers=self.process_group.size(),
             planner=options.planner,
+            collective=first_collective(options, "native"),
+            rivals=() if probed is None else rival_collectives(options, probed.topology),
             record_steps=options.record_steps,
             trial_steps=options.trial_steps,
             replan_when=options.replan_when,
@@ -341,11 +346,11 @@ class DistributedDataParallel(Planned, TorchDDP):
         return state
 
 
-def _close(driver: Driver | None, messages: OwnGroup | None, calibrating: OwnGroup | None) -> None:
+def _close(driver: Driver | None, messages: OwnGroup | None, probing: OwnGroup | None) -> None:
     """Who uses something goes before it."""
     if driver is not None:
         driver.close()
-    for own_group in (messages, calibrating):
+    for own_group in (messages, probing):
         if own_group is not None:
             own_group.close()
 

@@ -17,6 +17,7 @@ from gradweave.plan import Plan
 from gradweave.runtime.activities import Broken, Finding, Part, StepTiming, failure_of
 from gradweave.runtime.activity import Activity
 from gradweave.runtime.instruments import Instruments
+from gradweave.runtime.message_log import MessageLog
 from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.session.commands import (
     Command,
@@ -24,12 +25,14 @@ from gradweave.session.commands import (
     FindCandidates,
     Install,
     PriceCompression,
+    Probe,
     Record,
     Reply,
     SimpleBuckets,
     StepsTaken,
     TakeSteps,
     TimeSteps,
+    Told,
 )
 from gradweave.session.session import Session
 
@@ -39,7 +42,18 @@ logger = logging.getLogger(__name__)
 class Engine(Protocol):
     """What moves gradients; it can be given other buckets between two steps."""
 
-    def install(self, buckets: Plan | SimpleBuckets, order: tuple[str, ...] = ()) -> None: ...
+    @property
+    def message_log(self) -> MessageLog | None:
+        """Where messages are noted, if they are to be."""
+        ...
+
+    def install(
+        self,
+        buckets: Plan | SimpleBuckets,
+        order: tuple[str, ...] = (),
+        *,
+        notes_messages: bool = False,
+    ) -> None: ...
 
 
 class Driver:
@@ -58,6 +72,7 @@ class Driver:
         self._engine, self._instruments, self._board = engine, instruments, board
         self._now_s = now_s
         self._steps = 0
+        self._began_s = 0.0
         self._commands = 0
         self._activity: Activity | None = None
         self._taking: int | None = None  # steps that a command still waits for
@@ -68,6 +83,11 @@ class Driver:
     @property
     def is_over(self) -> bool:
         return self.session.is_over
+
+    @property
+    def steps(self) -> int:
+        """How many there were since the first."""
+        return max(0, self._steps - 1)
 
     def forward_begins(self, batch_size: int) -> None:
         """A pass with gradients begins; not every one of them becomes a step."""
@@ -81,6 +101,7 @@ class Driver:
         """
         self._steps += 1
         if self._steps == 1:
+            self._began_s = self._now_s()
             self._carry_out(self.session.begin())
             return
         self._guarded(lambda activity: activity.step_over())
@@ -106,8 +127,11 @@ class Driver:
         """End planning on this rank, at a point that all ranks come to alike."""
         command = self.session.stop(why)
         if isinstance(command, Install):
-            self._engine.install(command.buckets, command.order)
+            self._install(command)
         self.close()
+
+    def _install(self, command: Install) -> None:
+        self._engine.install(command.buckets, command.order, notes_messages=command.notes_messages)
 
     def close(self) -> None:
         """Leave no hook, thread or group of planning's behind; buckets stay."""
@@ -125,7 +149,12 @@ class Driver:
             said = self._board.everyone(self._topic)
             if said is not None:
                 parts = [msgspec.json.decode(text, type=Part) for text in said]
-                self._announce(msgspec.json.encode(self._agreed(parts)).decode())
+                told = Told(
+                    reply=self._agreed(parts),
+                    steps=self.steps + 1,
+                    elapsed_s=self._now_s() - self._began_s,
+                )
+                self._announce(msgspec.json.encode(told).decode())
 
     def _announce(self, text: str) -> None:
         after_pass = self._steps + 1  # which this rank is about to begin
@@ -155,7 +184,7 @@ class Driver:
         self.session.abandon("other ranks cannot be reached")
         self.close()
 
-    def _heard(self) -> Reply | None:
+    def _heard(self) -> Told | Reply | None:
         """What all ranks are told at this step."""
         if self._taking is not None:
             if self._taking > 0:
@@ -165,15 +194,15 @@ class Driver:
             text = self._announcements.pop(self._steps, None)
         else:
             text = self._board.announced(self._steps)
-        return None if text is None else msgspec.json.decode(text, type=Reply)
+        return None if text is None else msgspec.json.decode(text, type=Told)
 
-    def _next(self, reply: Reply) -> None:
+    def _next(self, told: Told | Reply) -> None:
         self._end_activity()
-        self._carry_out(self.session.reply(reply))
+        self._carry_out(self.session.reply(told))
 
     def _carry_out(self, command: Command | None) -> None:
         while isinstance(command, Install):
-            self._engine.install(command.buckets, command.order)
+            self._install(command)
             command = self.session.reply(None)
         if command is None:
             self.close()
@@ -191,18 +220,23 @@ class Driver:
         if self._why_failed is not None:
             return Broken(RequestError(self._why_failed))
         try:
-            match command:
-                case Record():
-                    return self._instruments.survey(command.least_steps)
-                case PriceCompression():
-                    return self._instruments.pricing(command)
-                case TimeSteps():
-                    return StepTiming(command, self._now_s)
-                case FindCandidates():
-                    is_rank_0 = self._board.rank == 0
-                    return Finding(command, self.session.task, is_rank_0=is_rank_0)
+            return self._activity_for(command)
         except Exception as error:  # noqa: BLE001 training goes on, and the session is told
             return Broken(error)
+
+    def _activity_for(self, command: Command) -> Activity:
+        match command:
+            case Record():
+                return self._instruments.survey(command.steps)
+            case Probe():
+                return self._instruments.probing(command)
+            case PriceCompression():
+                return self._instruments.pricing(command)
+            case TimeSteps():
+                return StepTiming(command, self._now_s, self._engine.message_log)
+            case FindCandidates():
+                is_rank_0 = self._board.rank == 0
+                return Finding(command, self.session.task, is_rank_0=is_rank_0)
         raise AssertionError(f"no activity for {command}")
 
     def _part(self) -> Part | None:

@@ -155,13 +155,6 @@ def buckets_up_to(
     return _plan(planner, groups, collective)
 
 
-def merged(plan: Plan) -> Plan:
-    """Return a plan with everything in one bucket."""
-    names = tuple(name for bucket in plan.buckets for name in bucket.tensors)
-    bucket = Bucket(tensors=names, collective=plan.buckets[0].collective)
-    return Plan(planner="single", buckets=(bucket,), passes=plan.passes)
-
-
 def buckets_by_module(parameters: Mapping[str, nn.Parameter], *, collective: str) -> Plan:
     """One for each module that has parameters of its own, from the last declared to the first."""
     owners = groupby(reversed(list(parameters)), owner)

@@ -21,13 +21,15 @@ from gradweave.comm.groups import same_ranks
 from gradweave.comm.lanes import LANES, Lanes, Sent
 from gradweave.comm.small_messages import broadcast_bytes
 from gradweave.errors import PlanMismatch, RequestError
+from gradweave.measure.clocks import HostClock
 from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
 from gradweave.planning import OPERATIONS
 from gradweave.runtime.arrivals import Arrivals
 from gradweave.runtime.departures import Departures
 from gradweave.runtime.elementwise import require_elementwise
-from gradweave.runtime.flat_buckets import flat_buckets, merged
+from gradweave.runtime.flat_buckets import flat_buckets
+from gradweave.runtime.message_log import MessageLog
 from gradweave.runtime.shards import Shards
 from gradweave.session.commands import SimpleBuckets
 from gradweave.step_hooks import watch_steps
@@ -76,6 +78,8 @@ class FlatEngine:
         _check_plan(first_plan, parameters)
         self._first_plan = first_plan
         self.passes = 0  # synchronised backward passes that are over
+        self.message_log: MessageLog | None = None  # while messages are noted
+        self.is_recorded = False  # when modules are called, which then wait for nothing
         # Weakly: a module may know its wrapper, whose end closes this.
         self._module = weakref.ref(module)
         self.parameters, self.group = dict(parameters), group
@@ -137,8 +141,8 @@ class FlatEngine:
             self.gather()
         if torch.is_grad_enabled():
             self._departures.is_synchronised = is_synchronised
-        if len(self._buckets) == 1:
-            self._arrivals.wait_for_all()  # no module could begin without, and recordings are clean
+        if len(self._buckets) == 1 or self.is_recorded:
+            self._arrivals.wait_for_all()
         if self._recorder is not None and is_synchronised:
             self._recorder.begin()
 
@@ -153,12 +157,20 @@ class FlatEngine:
         if self._recorder is not None and is_synchronised:
             self._recorder.backward()
 
-    def install(self, buckets: Plan | SimpleBuckets, order: tuple[str, ...] = ()) -> None:
+    def install(
+        self,
+        buckets: Plan | SimpleBuckets,
+        order: tuple[str, ...] = (),
+        *,
+        notes_messages: bool = False,
+    ) -> None:
         """Lay out another plan, with all that optimizers know of an element.
 
         Only while ``on_step_over`` runs, and on all ranks: they send each other what has to move.
         """
         del order  # what the wrapper began with does not follow it here
+        # By the host's clock: threads wait for what they send.
+        self.message_log = MessageLog(HostClock()) if notes_messages else None
         plan = self._plan_of(buckets)
         if plan == self.plan:
             return
@@ -171,7 +183,8 @@ class FlatEngine:
     def _plan_of(self, buckets: Plan | SimpleBuckets) -> Plan:
         if isinstance(buckets, Plan):
             return _with_empty(buckets, self.parameters)
-        return self._first_plan if buckets is SimpleBuckets.ORIGINAL else merged(self._first_plan)
+        assert buckets is SimpleBuckets.ORIGINAL
+        return self._first_plan
 
     def synchronise(self) -> None:
         """Until the model's parameters are complete on this rank."""
@@ -317,11 +330,14 @@ class FlatEngine:
             f"rank {self.group.rank()}, step {step}, bucket {number + 1} of {len(self._buckets)}"
         )
         # The thread must not be the last to have the engine, whose end it would wait for itself.
-        recorder = self._recorder
+        recorder, log = self._recorder, self.message_log
 
         def note(began_s: float) -> None:
             if recorder is not None:
                 recorder.done(began_s, bucket.parameters, flat.nbytes, operation=operation)
+            if log is not None:
+                by = bucket.collective
+                log.done(began_s, operation=operation, collective=by, nbytes=flat.nbytes)
 
         sent = self._lanes.submit(operation, flat, collective=bucket.collective, on_end=note)
         return Sent(sent, where)

@@ -10,20 +10,20 @@ from gradweave.comm.own_group import OwnGroup
 from gradweave.costs.sparse import BYTES_PER_ELEMENT
 from gradweave.errors import RequestError
 from gradweave.runtime.activity import Activity
-from gradweave.runtime.calibration import Calibration
 from gradweave.runtime.noticeboard import Noticeboard
+from gradweave.runtime.probing import Probing
 from gradweave.runtime.survey import Survey
-from gradweave.session.commands import CompressionPrice, Failed, PriceCompression
+from gradweave.session.commands import CompressionPrice, Failed, PriceCompression, Probe
 from gradweave.sparse.timing import exchange_cost, selection_s_per_element
 from gradweave.sparse.training import SparseTraining
-from gradweave.vocabulary import Passes
 
 
 class Instruments:
-    """Records, calibrates and prices compression; made on every rank, where all come alike.
+    """Records, probes and prices compression; made on every rank, where all come alike.
 
-    ``own_groups`` are for calibrating, and go with planning unless they are to be kept;
-    ``sending`` is where sparse messages travel.
+    ``own_groups`` are for messages beside the training, and go with planning unless they are to be
+    kept; ``sending`` is where sparse messages travel. ``on_recording`` is told when recording
+    begins and ends.
     """
 
     def __init__(
@@ -33,43 +33,39 @@ class Instruments:
         board: Noticeboard,
         own_groups: Sequence[OwnGroup],
         *,
-        collective: str | None,
-        passes: Passes = "backward",
         keeps_declared_order: bool = False,
         sparse: SparseTraining | None = None,
         sending: OwnGroup | None = None,
         keeps_own_groups: Callable[[], bool] = lambda: False,
+        on_recording: Callable[[bool], None] = lambda _: None,
     ) -> None:
         # Weakly: a module may know its wrapper, whose end this waits for.
         self._module, self._parameters = weakref.ref(module), parameters
         self._keeps_own_groups = keeps_own_groups
         self._board, self._own_groups = board, own_groups
-        self._collective, self._passes = collective, passes
         self._keeps_declared_order = keeps_declared_order
         self._sparse, self._sending = sparse, sending
-        self._surveys = 0
+        self._on_recording = on_recording
+        self._probes = 0
 
-    def survey(self, least_steps: int) -> Survey:
+    def survey(self, steps: int) -> Survey:
         widths = {parameter.element_size() for parameter in self._parameters.values()}
         if self._sparse is not None and widths != {BYTES_PER_ELEMENT}:
             raise RequestError("sparse messages have a price for gradients of 4 bytes only")
-        self._surveys += 1
-        calibration = Calibration(
-            self._own_groups,
-            self._board.turns(f"calibration {self._surveys}"),
-            collective=self._collective,
-            passes=self._passes,
-            model_bytes=sum(parameter.nbytes for parameter in self._parameters.values()),
-        )
         module = self._module()
         assert module is not None, "it is being trained"
+        self._on_recording(True)  # noqa: FBT003
         return Survey(
             module,
             self._parameters,
-            calibration,
-            least_steps=least_steps,
+            steps=steps,
             keeps_declared_order=self._keeps_declared_order,
+            close=lambda: self._on_recording(False),  # noqa: FBT003
         )
+
+    def probing(self, command: Probe) -> Probing:
+        self._probes += 1
+        return Probing(command, self._own_groups, self._board.turns(f"probe {self._probes}"))
 
     def pricing(self, command: PriceCompression) -> "Pricing":
         assert self._sparse is not None

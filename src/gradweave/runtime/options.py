@@ -8,6 +8,7 @@ from msgspec import Struct
 from torch import nn
 
 from gradweave import collectives
+from gradweave.collectives.topology import Topology
 from gradweave.errors import RequestError
 from gradweave.plan import Plan
 from gradweave.planning import WITHOUT_OVERLAP, find_planner
@@ -17,6 +18,7 @@ from gradweave.torch_internals import FOR_OTHER_BUCKETS, has_optimizer_in_backwa
 from gradweave.vocabulary import parse_spec
 
 AUTO = "auto"
+FOR_SMALL_MESSAGES, FOR_TIERS = "recursive-doubling", "blueconnect"
 WIRE_DTYPES = (torch.float16, torch.bfloat16)
 
 # With these torch's wrapper cannot be given other buckets while it lives.
@@ -37,7 +39,7 @@ class Options(Struct, frozen=True, kw_only=True):
     compression: Sparse | None = None
     wire_dtype: torch.dtype | None = None
     record_steps: int = 5
-    trial_steps: int = 5
+    trial_steps: int = 4
     replan_when: float | None = None
     timeline: bool = False
 
@@ -87,11 +89,17 @@ def needs_own_group(options: Options, plan: Plan | None) -> bool:
     return options.compression is not None or not {options.collective, *named} <= {AUTO, "native"}
 
 
-def priced_collective(options: Options) -> str | None:
-    """The only one whose price planning needs; None where it may choose."""
-    if options.compression is not None:
-        return "native"
-    return None if options.collective == AUTO else options.collective
+def first_collective(options: Options, default: str) -> str:
+    """By which messages travel until there is a plan."""
+    return default if options.collective == AUTO else options.collective
+
+
+def rival_collectives(options: Options, topology: Topology) -> tuple[str, ...]:
+    """Others that a plan may use: where they are faster, they are worth the thread they need."""
+    if options.collective != AUTO or options.compression is not None:
+        return ()
+    is_tiered = len(topology.factors) > 1
+    return (FOR_SMALL_MESSAGES, FOR_TIERS) if is_tiered else (FOR_SMALL_MESSAGES,)
 
 
 def check_whole_model(plan: object) -> None:

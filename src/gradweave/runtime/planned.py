@@ -2,11 +2,13 @@
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from gradweave.errors import RequestError
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
+from gradweave.runtime.driver import Driver
 from gradweave.runtime.plan_source import device_name
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Findings, Stage
@@ -19,6 +21,7 @@ class Planned:
 
     process_group: dist.ProcessGroup
     _session: Session | None  # None: nothing is planned, for this reason
+    _driver: Driver | None  # None: planning is over
     _why_unplanned: str | None
     _baseline: str  # what is sent without a plan, in words
     _device: torch.device
@@ -37,7 +40,8 @@ class Planned:
         """What planning has found out so far."""
         if self._session is None:
             return Findings(stage=Stage.SETTLED, note=self._why_unplanned)
-        return self._session.findings
+        found = self._session.findings
+        return found if self._driver is None else replace(found, steps=self._driver.steps)
 
     def explain(self) -> str:
         """What was measured, what was tried, what was chosen, what it gains."""

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from gradweave.measure.clocks import clock_for
 from gradweave.plan import Plan
+from gradweave.runtime.message_log import MessageLog
 from gradweave.runtime.transports import BucketSender, Transports, send_bucket
 from gradweave.session.candidates import unplanned_lengths
 from gradweave.session.commands import SimpleBuckets
@@ -30,6 +32,7 @@ class ReducerEngine:
     ) -> None:
         self.plan: Plan | None = None  # that is carried out
         self.sender: BucketSender | None = None  # None: torch sends by itself
+        self.message_log: MessageLog | None = None  # while messages are noted
         self._ddp = weakref.ref(ddp)  # which must die before its process group
         self._parameters, self._transports = parameters, transports
         self.torch_cap_bytes: int = ddp.bucket_bytes_cap
@@ -49,7 +52,13 @@ class ReducerEngine:
         plan = self.plan
         return plan is not None and any(bucket.collective != "native" for bucket in plan.buckets)
 
-    def install(self, buckets: Plan | SimpleBuckets, order: tuple[str, ...] = ()) -> None:
+    def install(
+        self,
+        buckets: Plan | SimpleBuckets,
+        order: tuple[str, ...] = (),
+        *,
+        notes_messages: bool = False,
+    ) -> None:
         """From the next pass on; ``order`` is what torch's own buckets follow, if it is known."""
         ddp = self._live
         require_finished_reduction(ddp)
@@ -57,11 +66,12 @@ class ReducerEngine:
         replace_reducer(ddp, self._parameters, self._names(buckets, order))
         ddp.bucket_bytes_cap = self.torch_cap_bytes if plan is None else self._largest(plan)
         self._noted = []
+        self.message_log = MessageLog(clock_for(ddp.device)) if notes_messages else None
         self.register_sender(plan)
 
     def register_sender(self, plan: Plan | None = None) -> None:
         """Have a new reducer's buckets travel as the plan says."""
-        self.sender = self._transports.sender_for(plan)
+        self.sender = self._transports.sender_for(plan, self.message_log)
         if self.sender is not None:
             # torch's own: the wrapper's takes hooks of the user's, which end planning.
             TorchDDP.register_comm_hook(self._live, self.sender, send_bucket)

@@ -10,6 +10,7 @@ a shard only.
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -31,7 +32,7 @@ from gradweave.runtime.flat_buckets import buckets_up_to, dense_strides
 from gradweave.runtime.flat_engine import FlatEngine
 from gradweave.runtime.instruments import Instruments
 from gradweave.runtime.noticeboard import Noticeboard
-from gradweave.runtime.options import AUTO, Options, priced_collective
+from gradweave.runtime.options import AUTO, Options, first_collective
 from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
@@ -62,12 +63,13 @@ class ShardedDataParallel(Planned, nn.Module):
     ``collective``        "auto", or how every bucket travels: "ring", "halving-doubling", "native".
     ``process_group``     the ranks that train together (default: all).
     ``broadcast_buffers`` rank 0's buffers for all, before each forward pass.
-    ``record_steps``      how many steps are recorded at least, after two for warming up.
-    ``trial_steps``       how many steps each candidate is timed for; 0 trusts the prediction.
+    ``record_steps``      how many steps are recorded, after two for warming up.
+    ``trial_steps``       how many steps a plan is timed for in each of its turns; 0 trusts the
+                          prediction.
     ``replan_when``       plan again when steps take another time by this share.
     ``timeline``          note when each message travelled, for ``timelines()``.
     ``make_group``        makes another process group of the same ranks; it is called once for each
-                          thread that sends messages, and as often for calibration.
+                          thread that sends messages, and as often for those beside the training.
     ``elementwise``       classes of optimizers, beside torch's, that update each element by itself:
                           others are warned of, for a shard is a flat part of a parameter.
     """
@@ -84,7 +86,7 @@ class ShardedDataParallel(Planned, nn.Module):
         process_group: dist.ProcessGroup | None = None,
         broadcast_buffers: bool = True,
         record_steps: int = 5,
-        trial_steps: int = 5,
+        trial_steps: int = 4,
         replan_when: float | None = None,
         timeline: bool = False,
         make_group: Callable[[], dist.ProcessGroup] | None = None,
@@ -115,7 +117,8 @@ class ShardedDataParallel(Planned, nn.Module):
         self._why_unplanned = "one worker sends no messages" if group.size() == 1 else None
         self._session = None
         if self._why_unplanned is None:
-            self._session = Session(_task(options, group.size()), given=given)
+            task = _task(options, group.size())
+            self._session = Session(task, given=given, speaks=group.rank() == 0)
         plans = self._session is not None and (given is None or replan_when is not None)
         live = weakref.ref(self)  # nothing may keep the wrapper: it has to go before its group
         self._engine = FlatEngine(
@@ -137,8 +140,7 @@ class ShardedDataParallel(Planned, nn.Module):
                 self._full,
                 board,
                 own_groups,
-                collective=priced_collective(options),
-                passes="both",
+                on_recording=partial(setattr, self._engine, "is_recorded"),
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
         closing = weakref.finalize(self, _close, self._driver, self._engine, own_groups)
@@ -275,6 +277,7 @@ def _task(options: Options, workers: int) -> PlanningTask:
         workers=workers,
         planner=options.planner,
         passes="both",
+        collective=first_collective(options, BOTH_PASSES_COLLECTIVE),
         record_steps=options.record_steps,
         trial_steps=options.trial_steps,
         replan_when=options.replan_when,
@@ -284,7 +287,7 @@ def _task(options: Options, workers: int) -> PlanningTask:
 
 
 def _first_plan(parameters: Mapping[str, nn.Parameter], options: Options) -> Plan:
-    by = BOTH_PASSES_COLLECTIVE if options.collective == AUTO else options.collective
+    by = first_collective(options, BOTH_PASSES_COLLECTIVE)
     return buckets_up_to(parameters, FIRST_BUCKET_BYTES, planner="first buckets", collective=by)
 
 

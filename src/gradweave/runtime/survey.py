@@ -1,7 +1,6 @@
 """When gradients are ready, recorded on every rank while the model trains."""
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from msgspec import Struct
@@ -16,92 +15,78 @@ from gradweave.measure.backward import (
     slowest_rank,
     trace_of,
 )
-from gradweave.network import Network
 from gradweave.runtime.activity import Activity
-from gradweave.runtime.calibration import Calibration
-from gradweave.session.commands import Failed, Measured, Unplannable
+from gradweave.session.commands import Failed, Recorded, Unplannable
 from gradweave.trace import Trace
 
+# torch makes its lasting buckets before the second pass of a reducer, and the third allocates.
 WARMUP_STEPS = 2
-# Calibrating may take long beside short steps; the last ones are enough then.
-MOST_RECORDED_STEPS = 64
 
 
 class RankSurvey(Struct, frozen=True, kw_only=True, tag=True):
-    """What one rank has recorded; the network is what all ranks have measured together."""
+    """What one rank has recorded."""
 
     times: RankTimes
     order: tuple[str, ...]  # in which gradients came first
     is_reordered: bool  # they came in another order later
-    iterations: int
     batch_size: int
-    network: Network | None
 
 
 class Survey(Activity):
-    """Records steps until there are enough, and a calibration beside them is done."""
+    """Records so many steps, after some for warming up; ``close`` is called at its end."""
 
     def __init__(
         self,
         module: nn.Module,
         parameters: dict[str, nn.Parameter],
-        calibration: Calibration,
         *,
-        least_steps: int,
-        keeps_declared_order: bool = False,
+        steps: int,
+        keeps_declared_order: bool,
+        close: Callable[[], None],
     ) -> None:
-        self._name, self._parameters, self._calibration = (
-            type(module).__name__,
-            parameters,
-            calibration,
-        )
+        self._name, self._parameters = type(module).__name__, parameters
         self._keeps_declared_order = keeps_declared_order
-        self._least_steps, self._steps = least_steps, 0
-        self._observed: deque[Iteration] = deque(maxlen=max(least_steps, MOST_RECORDED_STEPS))
+        self._steps_left, self._to_record = WARMUP_STEPS + steps, steps
+        self._observed: list[Iteration] = []
         self._batch_size = 1
         self._open = ExitStack()
-        self._open.callback(calibration.close)
-        self._observer = self._open.enter_context(
-            observing(module, parameters, on_last=calibration.computing_ends)
-        )
+        self._open.callback(close)
+        self._observer = self._open.enter_context(observing(module, parameters))
 
     def forward_begins(self, batch_size: int) -> None:
         self._batch_size = batch_size
         self._observer.begin()
-        self._calibration.computing_begins()
 
     def step_over(self) -> None:
-        self._calibration.computing_ends()
         iteration = self._observer.iteration()
         self._observer.begin()
-        self._steps += 1
-        if self._steps > WARMUP_STEPS and iteration is not None and iteration.ready_s:
+        if self._steps_left == 0:
+            return
+        self._steps_left -= 1
+        if self._steps_left < self._to_record and iteration is not None and iteration.ready_s:
             self._observed.append(iteration)
+        if self._steps_left == 0:
+            self._open.close()  # until all ranks have been told there is nothing more to note
 
     def part(self) -> RankSurvey | Failed | None:
         """What this rank has found; None while it goes on."""
-        if self._calibration.is_running or self._steps < WARMUP_STEPS + self._least_steps:
+        if self._steps_left:
             return None
-        if self._calibration.failure is not None:
-            return Failed(self._calibration.failure)
         if not self._observed:
             return Failed("no step had a backward pass")
         orders = [tuple(one.ready_s) for one in self._observed]
         return RankSurvey(
-            times=rank_times(list(self._observed), self._parameters),
+            times=rank_times(self._observed, self._parameters),
             order=orders[0],
             is_reordered=any(order != orders[0] for order in orders),
-            iterations=len(orders),
             batch_size=self._batch_size,
-            network=self._calibration.network,
         )
 
-    def agreed(self, parts: Sequence[RankSurvey]) -> Measured | Unplannable:
+    def agreed(self, parts: Sequence[RankSurvey]) -> Recorded | Unplannable:
         """What the ranks have found together, in the order in which torch would send.
 
         That is rank 0's, or, turned round, that of declaration.
         """
-        network = parts[0].network
         order = parts[0].order
         if self._keeps_declared_order:
             order = tuple(reversed(self._parameters))
@@ -109,16 +94,14 @@ class Survey(Activity):
             return Unplannable("gradients do not come in the same order in every step", order)
         if set(order) != set(self._parameters):
             return Unplannable("some parameters get no gradient", order)
-        if network is None:
-            return Unplannable("calibrating was ended", order)
         trace = trace_of(
             slowest_rank([part.times for part in parts]),
             self._parameters,
             name=self._name,
             batch_size=parts[0].batch_size,
-            iterations=parts[0].iterations,
+            iterations=self._to_record,
         )
-        return Measured(_in_order(trace, order), network)
+        return Recorded(_in_order(trace, order))
 
     def close(self) -> None:
         self._open.close()

@@ -18,6 +18,7 @@ from gradweave.comm.worker import future_on
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
+from gradweave.runtime.message_log import MessageLog
 from gradweave.runtime.options import AUTO, Options
 from gradweave.sparse.training import SparseTraining
 from gradweave.torch_internals import changes_in_place, is_in_backward, when_backward_ends
@@ -166,9 +167,11 @@ class BucketSender:
         *,
         rank: int,
         recorder: SpanRecorder | None = None,
+        log: MessageLog | None = None,
         writes_unused: bool = False,
     ) -> None:
-        self.transport, self.recorder, self.writes_unused = transport, recorder, writes_unused
+        self.transport, self.writes_unused = transport, writes_unused
+        self.recorder, self.log = recorder, log
         self.failure: CollectiveError | None = None
         self._rank, self._step = rank, 0
 
@@ -196,8 +199,9 @@ def send_bucket(
     """Average a bucket over the ranks: the communication hook that torch calls."""
     number, parameters = bucket.index(), bucket.parameters()
     gradient: torch.Tensor = bucket.buffer()
-    recorder = state.recorder
+    recorder, log = state.recorder, state.log
     ready_s = 0.0 if recorder is None else recorder.ready()
+    ready = None if log is None else log.clock.mark()
     state.note_step(number)
 
     def finish(future: Done) -> torch.Tensor:
@@ -207,6 +211,9 @@ def send_bucket(
             raise state.failed(number, error) from error
         if recorder is not None:
             recorder.done(ready_s, parameters, gradient.nbytes)
+        if log is not None:
+            by = state.transport.name_of(number)
+            log.done(ready, operation="all-reduce", collective=by, nbytes=gradient.nbytes)
         return gradient
 
     def before() -> None:
@@ -239,8 +246,8 @@ class Transports:
         self._named = "native" if options.collective == AUTO else options.collective
         self._sparse, self._finds_unused = sparse, finds_unused
 
-    def sender_for(self, plan: Plan | None) -> BucketSender | None:
-        """None where torch's own all-reduce is all that is wanted."""
+    def sender_for(self, plan: Plan | None, log: MessageLog | None = None) -> BucketSender | None:
+        """None where torch's own all-reduce is all that is wanted, and nothing is noted."""
         if self._sparse is not None:
             assert self._own_group is not None, "sparse messages travel on a group of their own"
             return BucketSender(
@@ -251,7 +258,7 @@ class Transports:
             )
         collectives = [] if plan is None else [bucket.collective for bucket in plan.buckets]
         is_native = set(collectives or [self._named]) == {"native"}
-        if is_native and self._wire_dtype is None and self._recorder is None:
+        if is_native and self._wire_dtype is None and self._recorder is None and log is None:
             return None
         transport = DenseTransport(
             self._group,
@@ -260,7 +267,7 @@ class Transports:
             own_group=self._own_group,
             wire_dtype=self._wire_dtype,
         )
-        return BucketSender(transport, rank=self._group.rank(), recorder=self._recorder)
+        return BucketSender(transport, rank=self._group.rank(), recorder=self._recorder, log=log)
 
 
 class _BucketPart(NamedTuple):

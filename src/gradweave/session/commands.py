@@ -13,7 +13,9 @@ from gradweave.costs import Line
 from gradweave.network import Network
 from gradweave.plan import Plan
 from gradweave.session.candidates import Candidate
+from gradweave.session.learning import MessageSample
 from gradweave.trace import Trace
+from gradweave.vocabulary import Way
 
 
 class SimpleBuckets(StrEnum):
@@ -27,16 +29,29 @@ class Install(Struct, frozen=True, tag=True):
     """Send these buckets from the next pass on. There is no reply.
 
     ``order`` is that in which gradients come, where what the wrapper began with follows it.
+    ``notes_messages``: when each message is ready and done is to be told with the steps' times.
     """
 
     buckets: Plan | SimpleBuckets
     order: tuple[str, ...] = ()
+    notes_messages: bool = False
 
 
 class Record(Struct, frozen=True, tag=True):
-    """Note in at least so many steps when gradients are ready, and measure messages beside them."""
+    """Note in so many steps when gradients are ready, whatever buckets they leave in."""
 
-    least_steps: int
+    steps: int
+
+
+class Probe(Struct, frozen=True, tag=True):
+    """Send a few messages beside the training, where it sends none of that kind and size.
+
+    Not for longer than ``within_s`` in all; the first of them are sent in any case.
+    """
+
+    ways: tuple[Way, ...]
+    sizes_bytes: tuple[int, ...]
+    within_s: float
 
 
 class FindCandidates(Struct, frozen=True, tag=True):
@@ -48,10 +63,14 @@ class FindCandidates(Struct, frozen=True, tag=True):
 
 
 class TimeSteps(Struct, frozen=True, tag=True):
-    """Say how long a step takes on the slowest rank, after some that do not count."""
+    """Say how long steps take on the slowest rank, after some that do not count.
+
+    Fewer steps are enough where the first ``LEAST_STEPS`` all take longer than ``hopeless_s``.
+    """
 
     steps: int
     settling_steps: int
+    hopeless_s: float | None = None
 
 
 class TakeSteps(Struct, frozen=True, tag=True):
@@ -66,14 +85,19 @@ class PriceCompression(Struct, frozen=True, tag=True):
     compression: Compression
 
 
-Command = Install | Record | FindCandidates | TimeSteps | TakeSteps | PriceCompression
+Command = Install | Record | Probe | FindCandidates | TimeSteps | TakeSteps | PriceCompression
 
 
-class Measured(Struct, frozen=True, tag=True):
-    """What was recorded and calibrated."""
+class Recorded(Struct, frozen=True, tag=True):
+    """When gradients are ready, on the rank where each is last."""
 
     trace: Trace
-    network: Network
+
+
+class Probed(Struct, frozen=True, tag=True):
+    """What the messages beside the training took; nothing where there was no time for them."""
+
+    samples: tuple[MessageSample, ...]
 
 
 class Unplannable(Struct, frozen=True, tag=True):
@@ -92,10 +116,11 @@ class Candidates(Struct, frozen=True, tag=True):
     candidates: tuple[Candidate, ...]
 
 
-class SlowestRank(Struct, frozen=True, tag=True):
-    """The median step, each as long as on the slowest rank."""
+class StepsTimed(Struct, frozen=True, tag=True):
+    """Steps, each as long as on the slowest rank, and what their messages say of the network."""
 
-    step_s: float
+    steps_s: tuple[float, ...]
+    samples: tuple[MessageSample, ...] = ()
 
 
 class StepsTaken(Struct, frozen=True, tag=True):
@@ -117,4 +142,21 @@ class Failed(Struct, frozen=True, tag=True):
     why: str
 
 
-Reply = Measured | Unplannable | Candidates | SlowestRank | StepsTaken | CompressionPrice | Failed
+Reply = (
+    Recorded
+    | Unplannable
+    | Probed
+    | Candidates
+    | StepsTimed
+    | StepsTaken
+    | CompressionPrice
+    | Failed
+)
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """A reply as all ranks are told it, with how far rank 0's training was when it said so."""
+
+    reply: Reply
+    steps: int  # since the first
+    elapsed_s: float

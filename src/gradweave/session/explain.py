@@ -2,8 +2,18 @@
 
 from collections.abc import Sequence
 
-from gradweave.network import Network
+from gradweave.network import CollectiveCost, Network
 from gradweave.plan import Plan
+from gradweave.session.commands import (
+    Command,
+    FindCandidates,
+    Install,
+    PriceCompression,
+    Probe,
+    Record,
+    TakeSteps,
+    TimeSteps,
+)
 from gradweave.session.findings import Findings, Stage
 from gradweave.session.trials import Trial
 from gradweave.simulation import simulate
@@ -25,27 +35,109 @@ def _how(found: Findings, workers: int, baseline: str) -> list[str]:
     if plan is not None and found.stage is Stage.WARMING_UP:
         return [f"{_buckets(plan)}, planned by {plan.planner}, until the density is the last one."]
     if found.stage is not Stage.SETTLED:
-        return [f"No plan yet: {found.stage}."]
+        return _so_far(found, workers, baseline)
     if plan is None:
         return [f"{baseline} stay: {found.note}."]
     if found.trace is None or found.network is None or not found.trials:
         how = "as given" if found.is_given else f"planned by {plan.planner}"
         return [f"{_buckets(plan)}, {how}."]
     return [
-        *_tried(found.trials, plan, found.trace, workers=workers, baseline=baseline),
+        _measured(found.trace, workers),
+        *_tried(found.trials, plan, baseline),
         *_gain(found.trials, plan, found.trace, found.network, workers=workers, baseline=baseline),
+        *_kept(found, baseline),
+        *_cost(found),
     ]
 
 
-def _tried(
-    trials: Sequence[Trial], plan: Plan, trace: Trace, *, workers: int, baseline: str
-) -> list[str]:
-    measured = (
+_WAITED_FOR: dict[type[Command], str] = {
+    FindCandidates: "plans to be computed",
+    TakeSteps: "the next density",
+    PriceCompression: "the price of compression",
+    Install: "other buckets",
+}
+
+
+def waiting_for(command: Command) -> str:
+    """What a session that has asked for this waits for, in words."""
+    match command:
+        case Record():
+            return f"{command.steps} steps in which it is noted when gradients are ready"
+        case Probe():
+            sizes = ", ".join(f"{size:,}" for size in command.sizes_bytes)
+            return f"messages of {sizes} bytes beside the training"
+        case TimeSteps():
+            return f"{command.settling_steps + command.steps} steps to be timed"
+        case _:
+            return _WAITED_FOR[type(command)]
+
+
+def planning_ended(found: Findings, *, baseline: str) -> str:
+    """Say in a line for the log what was chosen, what it gains and what planning has cost."""
+    assert found.plan is not None
+    chosen = f"{_buckets(found.plan)}, planned by {found.plan.planner}"
+    gain = "" if found.gain is None else f", {found.gain:.2f}x as fast as {baseline}"
+    why = "" if found.note is None else f" ({found.note})"
+    return f"planning ended: {chosen}{gain}{why}; {_taken(found)}"
+
+
+def _so_far(found: Findings, workers: int, baseline: str) -> list[str]:
+    step = "" if found.most_steps is None else f", step {found.steps} of at most {found.most_steps}"
+    waits = "" if found.waits_for is None else f"; waits for {found.waits_for}"
+    lines = [f"No plan yet: {found.stage}{step}{waits}."]
+    if found.trace is not None:
+        lines.append(_measured(found.trace, workers))
+    if found.network is not None:
+        lines.append(_learnt(found.network, workers))
+    if found.baseline_step_s is not None:
+        lines.append(f"A step takes {found.baseline_step_s * 1e3:.1f} ms with {baseline}.")
+    return lines
+
+
+def _learnt(network: Network, workers: int) -> str:
+    def said(entry: CollectiveCost) -> str:
+        line = entry.cost.line(entry.cost.known_to_bytes)
+        return (
+            f"{entry.operation} by {entry.collective} {line.startup_s * 1e3:.1f} ms and "
+            f"{line.s_per_byte * 1e9:.1f} ms per MB"
+        )
+
+    prices = "; ".join(said(entry) for entry in network.costs if entry.workers == workers)
+    return f"Messages cost: {prices}."
+
+
+def _taken(found: Findings) -> str:
+    if found.planning_s is None or found.planning_steps is None:
+        return "nothing was planned"
+    taken = f"planning took {found.planning_steps} steps, {found.planning_s:.1f} s"
+    if found.regret_steps is None:
+        return taken
+    return f"{taken}, {max(0.0, found.regret_steps):.1f} steps longer than with the plan"
+
+
+def _cost(found: Findings) -> list[str]:
+    return [] if found.planning_s is None else [f"{_taken(found).capitalize()}."]
+
+
+def _kept(found: Findings, baseline: str) -> list[str]:
+    return [] if found.note is None else [f"{_sentence(baseline)} stay: {found.note}."]
+
+
+def _sentence(text: str) -> str:
+    """With a capital at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
+def _measured(trace: Trace, workers: int) -> str:
+    return (
         f"Measured: {len(trace.tensors)} gradients, {trace.nbytes.sum() / 1e6:.1f} MB; "
         f"forward {trace.forward_s * 1e3:.1f} ms, backward {trace.backward_s * 1e3:.1f} ms; "
         f"{workers} workers."
     )
-    lines = [measured]
+
+
+def _tried(trials: Sequence[Trial], plan: Plan, baseline: str) -> list[str]:
+    lines = []
     for trial in trials:
         tried = trial.candidate.plan
         name = baseline if trial.candidate.is_baseline else tried.planner

@@ -18,7 +18,8 @@ class Stage(StrEnum):
     """How far planning has come."""
 
     NOT_BEGUN = "not begun"
-    RECORDING = "recording"
+    RECORDING = "recording"  # when gradients are ready
+    LEARNING = "learning"  # what messages cost
     WARMING_UP = "warming up"  # by a plan for the present density
     TRYING = "trying"
     SETTLED = "settled"
@@ -28,16 +29,41 @@ class Findings(Struct, frozen=True, kw_only=True):
     """What the session has found out so far."""
 
     stage: Stage = Stage.NOT_BEGUN
+    steps: int = 0  # taken by now, since the first
+    elapsed_s: float = 0.0  # as far as it was told
+    most_steps: int | None = None  # after which planning ends, while it goes on
+    waits_for: str | None = None  # in words, while planning goes on
     trace: Trace | None = None
     network: Network | None = None
     trials: tuple[Trial, ...] = ()
     plan: Plan | None = None
     is_given: bool = False  # the plan, by the user
     predicted: Timeline | None = None
+    baseline_step_s: float | None = None  # what a step took with what the wrapper began with
     step_s: float | None = None  # what a step took when the plan was chosen
+    planning_steps: int | None = None  # that planning took; None: there was none, or not yet
+    planning_s: float | None = None
     is_whole: bool = False  # one bucket, without a plan: everything is selected from at once
     worth: Verdict | None = None  # of compression
-    note: str | None = None  # why there is no plan, or no verdict on the whole model
+    # Why there is no plan, or none better than what the wrapper began with, or no verdict.
+    note: str | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as at first a step is; None where nobody measured."""
+        if self.step_s is None or self.baseline_step_s is None:
+            return None
+        return self.baseline_step_s / self.step_s
+
+    @property
+    def regret_steps(self) -> float | None:
+        """What planning cost: how much longer its steps took than by the plan that was chosen.
+
+        In units of such steps; docs/measuring.md has more.
+        """
+        if self.planning_s is None or self.planning_steps is None or self.step_s is None:
+            return None
+        return self.planning_s / self.step_s - self.planning_steps
 
     def recipe(self, *, workers: int, device: str, why_not: str) -> Recipe:
         """Return what a restart can reuse, or raise RequestError with ``why_not``."""

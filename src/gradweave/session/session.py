@@ -7,14 +7,19 @@ can be tested in microseconds, with any step times, failures and stops.
 
 import logging
 from collections.abc import Callable, Generator
+from statistics import median
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.compression import Compression
+from gradweave.costs import Cost
+from gradweave.errors import RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan, merge
+from gradweave.planning import OPERATIONS
 from gradweave.planning.baselines import TORCH_BYTES, TORCH_FIRST_BYTES
 from gradweave.recipe import Recipe
 from gradweave.session.candidates import Candidate
@@ -25,30 +30,49 @@ from gradweave.session.commands import (
     Failed,
     FindCandidates,
     Install,
-    Measured,
     PriceCompression,
+    Probe,
+    Probed,
     Record,
+    Recorded,
     Reply,
     SimpleBuckets,
-    SlowestRank,
     StepsTaken,
+    StepsTimed,
     TakeSteps,
     TimeSteps,
+    Told,
     Unplannable,
 )
 from gradweave.session.compression import verdict, with_compression_price
+from gradweave.session.explain import planning_ended, waiting_for
 from gradweave.session.findings import Findings, Stage
-from gradweave.session.trials import Trial, finalists, winner
+from gradweave.session.gains import expected_s, is_worth_trying, why_nothing_is_gained
+from gradweave.session.learning import (
+    MessageSample,
+    learnt_network,
+    probe_takes_s,
+    sizes_to_probe,
+)
+from gradweave.session.trials import CLEARLY_WORSE, Outcome, Trial, outcome
 from gradweave.simulation import simulate
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
-from gradweave.vocabulary import Passes
+from gradweave.vocabulary import Passes, Way
 
 logger = logging.getLogger(__name__)
 
-# The first steps after a change allocate.
-SETTLING_STEPS = 2
+# The first step after a change allocates.
+SETTLING_STEPS = 1
 DRIFT_STEPS = 20
+# Messages beside training may lengthen it by this share of the time since its first step, and by no
+# more than so many seconds.
+PROBED_SHARE, MOST_PROBED_S = 0.02, 2.0
+# A start-up so dear beside backward makes other collectives than the first worth a look.
+DEAR_STARTUP = 0.05
+# How many plans may be tried against what is sent, and when planning ends with the best so far.
+MOST_CHALLENGERS = 3
+MOST_STEPS = 100
 # Beyond every warm-up.
 LAST_STEP = 1 << 60
 
@@ -61,8 +85,10 @@ class PlanningTask(Struct, frozen=True, kw_only=True):
     workers: int
     planner: str = "optimal"
     passes: Passes = "backward"
+    collective: str = "native"  # by which messages travel without a plan
+    rivals: tuple[str, ...] = ()  # other collectives that plans may use
     record_steps: int = 5
-    trial_steps: int = 5  # 0: the prediction is trusted
+    trial_steps: int = 4  # 0: the prediction is trusted
     replan_when: float | None = None
     baseline: str = "torch's own buckets"  # what every plan is compared with, in words
     baseline_caps_bytes: tuple[int, int] = (TORCH_FIRST_BYTES, TORCH_BYTES)  # the first's, others'
@@ -72,11 +98,19 @@ class PlanningTask(Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """Asks for one command at a time; ``findings`` are what it knows by now."""
+    """Asks for one command at a time; ``findings`` are what it knows by now.
 
-    def __init__(self, task: PlanningTask, *, given: Plan | Recipe | None = None) -> None:
+    Of all ranks' sessions, which come to the same, one speaks in the log.
+    """
+
+    def __init__(
+        self, task: PlanningTask, *, given: Plan | Recipe | None = None, speaks: bool = True
+    ) -> None:
         self.task = task
         self.findings = Findings(is_whole=task.is_whole_model)
+        self._speaks = speaks
+        self._samples: list[MessageSample] = []
+        self._began_at, self._began_s, self._last_step = 0, 0.0, MOST_STEPS
         if given is not None:
             self._accept(given)
         self._course: Course | None = self._whole_course()
@@ -90,8 +124,13 @@ class Session:
         """Return the first command; None where there is nothing to do."""
         return self._resume(None)
 
-    def reply(self, reply: Reply | None) -> Command | None:
+    def reply(self, told: Told | Reply | None) -> Command | None:
         """Take what came of the last command (None of an Install), and return the next one."""
+        reply = told
+        if isinstance(told, Told):
+            reply = told.reply
+            self.findings = replace(self.findings, steps=told.steps, elapsed_s=told.elapsed_s)
+        assert not isinstance(reply, Told)
         if isinstance(reply, Failed):
             return self.stop(reply.why)
         return self._resume(reply)
@@ -105,7 +144,7 @@ class Session:
         if self.is_over:
             return None
         if self.findings.stage is Stage.SETTLED:
-            logger.warning("no more planning again: %s", why)
+            self._say(logging.WARNING, f"no more planning again: {why}")
         return self._end(why)
 
     def abandon(self, why: str) -> None:
@@ -119,12 +158,15 @@ class Session:
         if self._course is None:
             return None
         try:
-            return self._course.send(reply)
+            command = self._course.send(reply)
         except StopIteration:
             self._course = None
             return None
         except Exception as error:  # noqa: BLE001 all ranks come here alike, and training goes on
             return self._end(f"planning failed: {error}")
+        if self.findings.stage is not Stage.SETTLED:
+            self.findings = replace(self.findings, waits_for=waiting_for(command))
+        return command
 
     def _end(self, why: str) -> Command | None:
         if self._course is not None:
@@ -137,31 +179,32 @@ class Session:
         if found.is_whole:
             self.findings = replace(found, stage=Stage.SETTLED, note=why)
             return None
-        has_installed = found.stage is not Stage.NOT_BEGUN
+        has_begun = found.stage is not Stage.NOT_BEGUN
         command = self._give_up(why)
-        return command if has_installed else None
+        return command if has_begun else None
 
     def _give_up(self, why: str, order: tuple[str, ...] = ()) -> Install:
         if self.findings.trace is not None:
             order = tuple(tensor.name for tensor in self.findings.trace.tensors)
         self.findings = replace(self.findings, stage=Stage.SETTLED, plan=None, note=why)
-        logger.warning("keeping %s: %s", self.task.baseline, why)
+        self._say(logging.WARNING, f"keeping {self.task.baseline}: {why}")
         return Install(SimpleBuckets.ORIGINAL, order=order)
+
+    def _say(self, level: int, text: str) -> None:
+        if self._speaks:
+            logger.log(level, "%s", text)
 
     def _accept(self, given: Plan | Recipe) -> None:
         """A plan of the user's is carried out as it is."""
         plan = given if isinstance(given, Plan) else given.plan
         self.findings = replace(self.findings, stage=Stage.SETTLED, plan=plan, is_given=True)
         if isinstance(given, Recipe):
+            self.findings = replace(self.findings, trace=given.trace, network=given.network)
             self.findings = replace(
-                self.findings,
-                trace=given.trace,
-                network=given.network,
-                predicted=self._predicted(plan, given.trace, given.network),
-                step_s=given.step_s,
+                self.findings, predicted=self._predicted(plan), step_s=given.step_s
             )
             self._judge(plan, given.trace, given.network)
-        logger.info("%d messages as given, planned by %s", len(plan.buckets), plan.planner)
+        self._say(logging.INFO, f"{len(plan.buckets)} messages as given, planned by {plan.planner}")
 
     def _whole_course(self) -> Course:
         if self.task.is_whole_model:
@@ -175,25 +218,101 @@ class Session:
                 return
 
     def _plan(self) -> Generator[Command, Any, bool]:
-        """Record and calibrate, plan, try, choose; whether there is a plan in the end."""
-        self.findings = Findings(stage=Stage.RECORDING)
-        yield Install(SimpleBuckets.ONE)
-        measured: Measured | Unplannable = yield Record(self.task.record_steps)
-        if isinstance(measured, Unplannable):
-            yield self._give_up(measured.why, measured.order)
+        """Record, learn, plan, try, choose; whether there is a plan in the end."""
+        before = self.findings
+        self._began_at, self._began_s = before.steps, before.elapsed_s
+        self._last_step = before.steps + MOST_STEPS
+        self._samples = []
+        self.findings = Findings(
+            stage=Stage.RECORDING,
+            steps=before.steps,
+            elapsed_s=before.elapsed_s,
+            most_steps=self._last_step,
+        )
+        self._say(
+            logging.INFO,
+            f"planning begins; {self.task.baseline} are sent until something better is known, and "
+            f"in {MOST_STEPS} steps at most it is decided",
+        )
+        recorded: Recorded | Unplannable = yield Record(self.task.record_steps)
+        if isinstance(recorded, Unplannable):
+            yield self._give_up(recorded.why, recorded.order)
             return False
-        trace, network = measured.trace, measured.network
-        compression = None
-        if self.task.compression_at is not None:
+        trace = recorded.trace
+        self.findings = replace(self.findings, stage=Stage.LEARNING, trace=trace)
+        if self.task.compression_at is None:
+            baseline_s = yield from self._baseline(trace)
+            network = yield from self._learnt(trace)
+            compression = None
+        else:
+            network = yield from self._learnt(trace)
             compression = self.task.compression_at(LAST_STEP)
             network = yield from self._warm_up(trace, network, self.task.compression_at)
-        self.findings = Findings(stage=Stage.TRYING, trace=trace, network=network)
+            self.findings = replace(self.findings, plan=None, predicted=None)
+            baseline_s = yield from self._baseline(trace)
+        self.findings = replace(
+            self.findings, stage=Stage.TRYING, network=network, baseline_step_s=median(baseline_s)
+        )
         found: Candidates = yield FindCandidates(trace, network, compression)
-        best = found.candidates[0]
         if self.task.trial_steps:
-            best = yield from self._fastest(found.candidates)
-        yield from self._settle(best, trace, network)
+            best = yield from self._best(found.candidates, baseline_s, compression)
+            self.findings = replace(self.findings, step_s=best.step_s)
+            yield from self._settle(best.candidate)
+        else:
+            yield from self._settle(found.candidates[0])
         return True
+
+    def _baseline(self, trace: Trace) -> Generator[Command, Any, tuple[float, ...]]:
+        """What steps take with what the wrapper began with, and what its messages tell."""
+        order = tuple(tensor.name for tensor in trace.tensors)
+        yield Install(SimpleBuckets.ORIGINAL, order=order, notes_messages=True)
+        return (yield from self._timed(None))
+
+    def _timed(self, hopeless_s: float | None) -> Generator[Command, Any, tuple[float, ...]]:
+        steps = max(1, self.task.trial_steps)
+        timed: StepsTimed = yield TimeSteps(steps, SETTLING_STEPS, hopeless_s)
+        self._samples += timed.samples
+        return timed.steps_s
+
+    def _learnt(self, trace: Trace) -> Generator[Command, Any, Network]:
+        """What messages cost, as training's own tell, and a few beside it where they do not."""
+        is_sparse = self.task.compression_at is not None
+        sizes = sizes_to_probe(self._samples, is_sparse=is_sparse)
+        if is_sparse or self._may_probe(trace, sizes, ways=1):
+            yield from self._probed((self.task.collective,), sizes)
+        startup_s = float(self._cost(trace).seconds(np.zeros(1))[0])
+        is_dear = startup_s > DEAR_STARTUP * trace.backward_s
+        if is_dear and self._may_probe(trace, sizes, ways=len(self.task.rivals)):
+            yield from self._probed(self.task.rivals, sizes)
+        return self._network(trace)
+
+    def _may_probe(self, trace: Trace, sizes: tuple[int, ...], *, ways: int) -> bool:
+        """Whether that would not lengthen training by too much."""
+        return ways * probe_takes_s(self._cost(trace), sizes) <= self._allowed_s
+
+    @property
+    def _allowed_s(self) -> float:
+        return min(MOST_PROBED_S, PROBED_SHARE * self.findings.elapsed_s)
+
+    def _probed(self, collectives: tuple[str, ...], sizes: tuple[int, ...]) -> Course:
+        operations = OPERATIONS[self.task.passes]
+        ways = tuple(Way(operation, by) for by in collectives for operation in operations)
+        if ways and sizes:
+            probed: Probed = yield Probe(ways, sizes, self._allowed_s)
+            self._samples += probed.samples
+
+    def _cost(self, trace: Trace) -> Cost:
+        """Of messages without a plan."""
+        operation, *_ = OPERATIONS[self.task.passes]
+        return self._network(trace).cost(operation, self.task.collective, workers=self.task.workers)
+
+    def _network(self, trace: Trace) -> Network:
+        network = learnt_network(
+            self._samples, workers=self.task.workers, model_bytes=int(trace.nbytes.sum())
+        )
+        if network is None:
+            raise RequestError("no message of the training was seen")
+        return network
 
     def _warm_up(
         self, trace: Trace, network: Network, compression_at: Callable[[int], Compression]
@@ -211,12 +330,9 @@ class Session:
             found: Candidates = yield FindCandidates(trace, priced, now)
             best = found.candidates[0]
             yield Install(best.plan)
-            self.findings = Findings(
-                stage=Stage.WARMING_UP,
-                trace=trace,
-                network=priced,
-                plan=best.plan,
-                predicted=self._predicted(best.plan, trace, priced),
+            self.findings = replace(self.findings, stage=Stage.WARMING_UP, network=priced)
+            self.findings = replace(
+                self.findings, plan=best.plan, predicted=self._predicted(best.plan)
             )
             while compression_at(taken.next_step) == now:
                 taken = yield TakeSteps(1)
@@ -238,12 +354,13 @@ class Session:
         assert self.task.compression_at is not None
         compression = self.task.compression_at(LAST_STEP)
         self.findings = replace(self.findings, stage=Stage.RECORDING)
-        measured: Measured | Unplannable = yield Record(self.task.record_steps)
-        if isinstance(measured, Unplannable):
-            self.findings = replace(self.findings, stage=Stage.SETTLED, note=measured.why)
+        recorded: Recorded | Unplannable = yield Record(self.task.record_steps)
+        if isinstance(recorded, Unplannable):
+            self.findings = replace(self.findings, stage=Stage.SETTLED, note=recorded.why)
             return
-        trace = measured.trace
-        priced = yield from self._priced(measured.network, compression)
+        trace = recorded.trace
+        network = yield from self._learnt(trace)
+        priced = yield from self._priced(network, compression)
         plan = merge(
             trace,
             [len(trace.tensors)],
@@ -254,53 +371,124 @@ class Session:
         self.findings = replace(self.findings, stage=Stage.SETTLED, trace=trace, network=priced)
         self._judge(plan, trace, priced)
 
-    def _fastest(self, candidates: tuple[Candidate, ...]) -> Generator[Command, Any, Candidate]:
-        for candidate in candidates:
-            step_s = yield from self._tried(candidate)
-            self._note(Trial(candidate=candidate, rounds_s=(step_s,)))
-        for candidate in finalists(self.findings.trials):
-            step_s = yield from self._tried(candidate)
-            before = self.findings.trials[candidates.index(candidate)]
-            self._note(replace(before, rounds_s=(*before.rounds_s, step_s)))
-        best = winner(self.findings.trials)
-        self.findings = replace(self.findings, step_s=best.step_s)
-        return best.candidate
+    def _best(
+        self,
+        candidates: tuple[Candidate, ...],
+        baseline_s: tuple[float, ...],
+        compression: Compression | None,
+    ) -> Generator[Command, Any, Trial]:
+        """Who stays when the most promising have challenged what is sent, one by one.
 
-    def _tried(self, candidate: Candidate) -> Generator[Command, Any, float]:
-        yield Install(candidate.plan)
-        slowest: SlowestRank = yield TimeSteps(self.task.trial_steps, SETTLING_STEPS)
-        return slowest.step_s
+        What a challenger's messages tell is learnt before the next one is chosen.
+        """
+        trace = self.findings.trace
+        assert trace is not None
+        baseline = champion = self._note(Trial(candidate=candidates[-1], visits_s=(baseline_s,)))
+        for _ in range(MOST_CHALLENGERS):
+            challenger = self._challenger(candidates, champion)
+            if challenger is None or self.findings.steps >= self._last_step:
+                break
+            champion = yield from self._challenged(champion, challenger)
+            if compression is None:
+                self.findings = replace(self.findings, network=self._network(trace))
+            assert self.findings.network is not None
+            found: Candidates = yield FindCandidates(trace, self.findings.network, compression)
+            candidates = found.candidates
+        baseline = self._trial_of(baseline.candidate)
+        if champion.candidate.is_baseline:
+            self.findings = replace(self.findings, note=self._why_nothing(candidates, baseline))
+        # By transitivity it is not, but steps vary, and what is promised is what was measured.
+        return champion if champion.step_s <= baseline.step_s else baseline
 
-    def _note(self, trial: Trial) -> None:
+    def _challenger(self, candidates: tuple[Candidate, ...], champion: Trial) -> Candidate | None:
+        """The most promising that was not tried, and could win by enough to matter."""
+        tried = {trial.candidate.plan.buckets for trial in self.findings.trials}
+        untried = [one for one in candidates if one.plan.buckets not in tried]
+        is_asked_for = self.task.planner != "optimal" and len(tried) == 1
+        if is_asked_for and candidates[0] in untried:
+            return candidates[0]
+        predicted_s = self._predicted(champion.candidate.plan).iteration_s
+        best = min(untried, key=lambda one: one.predicted_s, default=None)
+        if best is None or not is_worth_trying(
+            expected_s(best.predicted_s, champion.step_s, predicted_s), champion.step_s
+        ):
+            return None
+        return best
+
+    def _challenged(self, champion: Trial, challenger: Candidate) -> Generator[Command, Any, Trial]:
+        """Both run in turn until one of them has clearly won, which stays."""
+        since = len(champion.visits_s) - 1
+        trial = Trial(candidate=challenger, visits_s=())
+        hopeless_s = (1 + CLEARLY_WORSE) * champion.step_s
+        while True:
+            trial = yield from self._visited(trial, hopeless_s)
+            if min(trial.visits_s[-1]) > hopeless_s:
+                result = Outcome.NOT_FASTER
+            else:
+                result = outcome(trial.rounds_s, champion.rounds_s[since:])
+            if result is not Outcome.CLOSE:
+                break
+            champion = yield from self._visited(champion, None)
+        if result is Outcome.FASTER:
+            return trial
+        yield Install(champion.candidate.plan, notes_messages=True)
+        return champion
+
+    def _visited(self, trial: Trial, hopeless_s: float | None) -> Generator[Command, Any, Trial]:
+        yield Install(trial.candidate.plan, notes_messages=True)
+        steps_s = yield from self._timed(hopeless_s)
+        return self._note(replace(trial, visits_s=(*trial.visits_s, steps_s)))
+
+    def _note(self, trial: Trial) -> Trial:
         """In the place of what was known of the candidate."""
         trials = {one.candidate: one for one in self.findings.trials}
         trials[trial.candidate] = trial
         self.findings = replace(self.findings, trials=tuple(trials.values()))
+        return trial
 
-    def _settle(self, best: Candidate, trace: Trace, network: Network) -> Course:
+    def _trial_of(self, candidate: Candidate) -> Trial:
+        return next(trial for trial in self.findings.trials if trial.candidate == candidate)
+
+    def _why_nothing(self, candidates: tuple[Candidate, ...], baseline: Trial) -> str:
+        trace = self.findings.trace
+        assert trace is not None
+        if len(self.findings.trials) > 1:
+            return f"nothing that was tried is faster than {self.task.baseline}"
+        best = min(candidates, key=lambda one: one.predicted_s)
+        timeline = self._predicted(baseline.candidate.plan)
+        return why_nothing_is_gained(
+            timeline, trace, step_s=baseline.step_s, best_s=best.predicted_s
+        )
+
+    def _settle(self, best: Candidate) -> Course:
         yield Install(best.plan)
+        found, predicted = self.findings, self._predicted(best.plan)
+        steps, seconds = found.steps - self._began_at, found.elapsed_s - self._began_s
         self.findings = replace(
-            self.findings,
+            found,
             stage=Stage.SETTLED,
             plan=best.plan,
-            predicted=self._predicted(best.plan, trace, network),
+            predicted=predicted,
+            planning_steps=steps,
+            planning_s=seconds,
+            waits_for=None,
         )
-        logger.info(
-            "%d tensors in %d messages, planned by %s, predicted %.1f ms an iteration",
-            len(trace.tensors),
-            len(best.plan.buckets),
-            best.plan.planner,
-            best.predicted_s * 1e3,
-        )
-        self._judge(best.plan, trace, network)
+        self._say(logging.INFO, planning_ended(self.findings, baseline=self.task.baseline))
+        assert found.trace is not None
+        assert found.network is not None
+        self._judge(best.plan, found.trace, found.network)
 
     def _judge(self, plan: Plan, trace: Trace, network: Network) -> None:
         worth = verdict(trace, plan, network, workers=self.task.workers)
         self.findings = replace(self.findings, worth=worth)
         if worth is not None and not worth.pays:
-            logger.warning("%s", worth)
+            self._say(logging.WARNING, str(worth))
 
-    def _predicted(self, plan: Plan, trace: Trace, network: Network) -> Timeline:
+    def _predicted(self, plan: Plan) -> Timeline:
+        """By what is known now."""
+        trace, network = self.findings.trace, self.findings.network
+        assert trace is not None
+        assert network is not None
         return simulate(trace, plan, network, workers=self.task.workers)
 
     def _until_drift(self, most: float) -> Course:
@@ -311,14 +499,15 @@ class Session:
         """
         settling_steps = SETTLING_STEPS
         while True:
-            now: SlowestRank = yield TimeSteps(DRIFT_STEPS, settling_steps)
+            timed: StepsTimed = yield TimeSteps(DRIFT_STEPS, settling_steps)
             settling_steps = 0
-            expected_s = self.findings.step_s or now.step_s
-            self.findings = replace(self.findings, step_s=expected_s)
-            if abs(now.step_s - expected_s) > most * expected_s:
-                logger.warning(
-                    "steps were expected to take %.1f ms and take %.1f ms; planning again",
-                    expected_s * 1e3,
-                    now.step_s * 1e3,
+            now_s = median(timed.steps_s)
+            before_s = self.findings.step_s or now_s
+            self.findings = replace(self.findings, step_s=before_s)
+            if abs(now_s - before_s) > most * before_s:
+                self._say(
+                    logging.WARNING,
+                    f"steps were expected to take {before_s * 1e3:.1f} ms and take "
+                    f"{now_s * 1e3:.1f} ms; planning again",
                 )
                 return

@@ -1,56 +1,66 @@
-"""Candidates in real training steps: who is tried twice, and who wins.
+"""Two plans in real training steps: who stays.
 
-A noisy machine can make one trial fast or slow by chance. So the best of a first round are tried
-again, and the baseline with them: what wins was not slower than that.
+A noisy machine makes steps fast or slow by chance, and for a while. So a challenger and the plan
+that it is to replace run in turn, and what counts are the differences between neighbours. A clear
+gain ends it at once, and where there is none the one that was there first stays.
 """
 
 from collections.abc import Sequence
-from statistics import mean
+from enum import Enum
+from itertools import chain, pairwise, zip_longest
+from statistics import mean, median
 
 from msgspec import Struct
 
 from gradweave.session.candidates import Candidate
 
-# What is slower by more in the first round is not tried again.
-CLOSE = 0.05
-MOST_RIVALS = 2
-# Of two plans that differ by less, the one with the better prediction stays.
+# What is slower by more in each of its first two steps is dropped there and then.
+CLEARLY_WORSE = 0.15
+LEAST_STEPS = 2
+# A challenger that is faster by more in its first visit has won; one that is not was expected to
+# be, so it gets another. Of several visits a smaller difference is clear.
+CLEAR_AT_ONCE, CLEAR_IN_TURN = 0.06, 0.03
+# How often each of two close plans runs at most.
+MOST_VISITS = 3
+# A challenger must be faster by more in the end.
 TRIAL_NOISE = 0.01
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """A candidate in real training steps; times of the slowest rank."""
+    """A candidate in real training steps; each took as long as on the slowest rank."""
 
     candidate: Candidate
-    rounds_s: tuple[float, ...]  # of each round the median step
+    visits_s: tuple[tuple[float, ...], ...]  # the steps of each time that it ran
+
+    @property
+    def rounds_s(self) -> tuple[float, ...]:
+        """Of each visit the median step."""
+        return tuple(median(steps_s) for steps_s in self.visits_s)
 
     @property
     def step_s(self) -> float:
         return mean(self.rounds_s)
 
 
-def finalists(trials: Sequence[Trial]) -> list[Candidate]:
-    """Who is tried again after the first round, in the opposite order: a drift then cancels out.
+class Outcome(Enum):
+    FASTER = "the challenger is faster"
+    NOT_FASTER = "the challenger is not faster"
+    CLOSE = "they have to run again"
 
-    Nobody where the baseline is the fastest by far.
-    """
-    fastest_s = min(trial.step_s for trial in trials)
-    close = [
-        trial
-        for trial in trials
-        if not trial.candidate.is_baseline and trial.step_s <= fastest_s * (1 + CLOSE)
+
+def outcome(challenger_s: Sequence[float], champion_s: Sequence[float]) -> Outcome:
+    """Of median steps in the order of visits; the champion's first came first, then by turns."""
+    in_turn = [s for s in chain(*zip_longest(champion_s, challenger_s)) if s is not None]
+    # Relative to what was there first, negative where the challenger is faster.
+    differences = [
+        (after_s / before_s - 1) * (1 if number % 2 == 0 else -1)
+        for number, (before_s, after_s) in enumerate(pairwise(in_turn))
     ]
-    rivals = sorted(close, key=lambda trial: trial.step_s)[:MOST_RIVALS]
-    if not rivals:
-        return []
-    return [t.candidate for t in reversed(trials) if t.candidate.is_baseline or t in rivals]
-
-
-def winner(trials: Sequence[Trial]) -> Trial:
-    """Of those that were tried most, and were not slower than the baseline."""
-    rounds = max(len(trial.rounds_s) for trial in trials)
-    last = [trial for trial in trials if len(trial.rounds_s) == rounds]
-    baseline_s = next(trial.step_s for trial in trials if trial.candidate.is_baseline)
-    most_s = min(baseline_s, min(trial.step_s for trial in last) * (1 + TRIAL_NOISE))
-    close = [trial for trial in last if trial.step_s <= most_s]
-    return min(close, key=lambda trial: trial.candidate.predicted_s)
+    difference = median(differences)  # a machine that changes its speed once makes one outlier
+    if len(challenger_s) == 1:
+        is_clear = difference < -CLEAR_AT_ONCE
+    else:
+        is_clear = abs(difference) > CLEAR_IN_TURN or len(challenger_s) == MOST_VISITS
+    if not is_clear:
+        return Outcome.CLOSE
+    return Outcome.FASTER if difference < -TRIAL_NOISE else Outcome.NOT_FASTER

@@ -1,0 +1,142 @@
+"""A few messages beside the training, of sizes that it does not send itself."""
+
+import atexit
+import time
+from collections.abc import Iterator, Sequence
+from itertools import count
+from threading import Event, Thread, current_thread
+
+import torch
+from msgspec import Struct
+
+from gradweave.comm import Communicator
+from gradweave.comm.lanes import Lanes
+from gradweave.comm.own_group import OwnGroup
+from gradweave.comm.small_messages import group_device, largest
+from gradweave.measure.network import send_in_turn
+from gradweave.planning import OPERATIONS
+from gradweave.runtime.activity import Activity
+from gradweave.runtime.noticeboard import Ended, Turns
+from gradweave.session.commands import Failed, Probe, Probed
+from gradweave.session.learning import MessageSample
+from gradweave.vocabulary import Way
+
+# After one that brings ranks together and one alone.
+STREAMED = 4
+# Each size this often where there is time for it.
+MOST_REPEATS = 3
+# Ranks stop together, each at its next turn.
+STOPPED_WITHIN_S = 5.0
+
+
+class RankProbe(Struct, frozen=True, kw_only=True, tag=True):
+    """What one rank has measured, all ranks together: so it is the same on all of them."""
+
+    samples: tuple[MessageSample, ...]
+
+
+class Probing(Activity):
+    """Sends on a thread and groups of its own, at the beginning of forward passes.
+
+    The network is free then, and the processors are as busy as when gradients travel. Ranks take
+    turns through ``turns``, so no rank's training ever waits for this, and a rank that ends takes
+    nobody with it. A script may end while it runs: Python then stops threads in a way that torch's
+    C++ takes for a crash, so the thread is ended before that.
+    """
+
+    def __init__(self, command: Probe, own_groups: Sequence[OwnGroup], turns: Turns) -> None:
+        self._command, self._own_groups, self._turns = command, own_groups, turns
+        self._found: RankProbe | Failed | None = None
+        self._forward_began = Event()
+        self._thread = Thread(target=self._run, name="gradweave probing", daemon=True)
+        atexit.register(self.close)
+        self._thread.start()
+
+    def forward_begins(self, batch_size: int) -> None:
+        del batch_size
+        self._forward_began.set()
+
+    def part(self) -> RankProbe | Failed | None:
+        return self._found
+
+    def agreed(self, parts: Sequence[RankProbe]) -> Probed:
+        return Probed(parts[0].samples)
+
+    def close(self) -> None:
+        """End it, done or not."""
+        atexit.unregister(self.close)
+        self._turns.end()
+        self._forward_began.set()
+        if self._thread is not current_thread():  # whoever is collected as garbage is so anywhere
+            self._thread.join(timeout=STOPPED_WITHIN_S)
+
+    def _run(self) -> None:
+        try:
+            self._found = RankProbe(samples=tuple(self._samples()))
+        except Ended:
+            self._found = RankProbe(samples=())
+        except BaseException as error:  # noqa: BLE001 the session is told
+            self._found = Failed(f"messages beside the training failed: {error}")
+            # Others may be waiting for a message from here; a closed connection tells them.
+            for own_group in self._own_groups:
+                own_group.close()
+
+    def _samples(self) -> Iterator[MessageSample]:
+        """One size in each forward pass, until all have had their repeats or time is up."""
+        self._wait_for_forward()
+        communicators = [
+            Communicator(own_group.group, topology=own_group.topology)
+            for own_group in self._own_groups
+        ]
+        is_sharded = any(way.operation in OPERATIONS["both"] for way in self._command.ways)
+        lanes = Lanes(communicators if is_sharded else ())
+        try:
+            spent_s = longest_s = 0.0
+            for number in count():
+                repeat, place = divmod(number, len(self._command.sizes_bytes))
+                is_over = spent_s + longest_s > self._command.within_s
+                if repeat == MOST_REPEATS or (repeat > 0 and is_over):
+                    return
+                if number > 0:
+                    self._wait_for_forward()
+                began_s = time.perf_counter()
+                size = self._command.sizes_bytes[place]
+                for way in self._command.ways:
+                    yield from _probed(communicators[0], lanes, way, size)
+                group = communicators[0].group
+                (taken_s,) = largest(
+                    group, [time.perf_counter() - began_s], device=group_device(group)
+                )
+                spent_s, longest_s = spent_s + taken_s, max(longest_s, taken_s)
+        finally:
+            lanes.close(STOPPED_WITHIN_S)
+
+    def _wait_for_forward(self) -> None:
+        """Until all ranks are in a forward pass that nothing was sent beside."""
+        self._forward_began.wait()
+        self._forward_began.clear()
+        self._turns.take()
+
+
+def _probed(
+    communicator: Communicator, lanes: Lanes, way: Way, nbytes: int
+) -> Iterator[MessageSample]:
+    device = group_device(communicator.group)
+    messages = torch.zeros(STREAMED, max(1, nbytes // 4), dtype=torch.float32, device=device)
+
+    def timed_s(count: int) -> float:
+        started_s = time.perf_counter()
+        send_in_turn(communicator, lanes, way, list(messages[:count]))
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter() - started_s
+
+    timed_s(1)  # brings ranks together
+    alone_s, stream_s = largest(communicator.group, [timed_s(1), timed_s(STREAMED)], device=device)
+    for messages_sent, taken_s in ((1, alone_s), (STREAMED, stream_s)):
+        yield MessageSample(
+            operation=way.operation,
+            collective=way.collective,
+            sizes_bytes=(nbytes,) * messages_sent,
+            taken_s=taken_s,
+        )
