@@ -98,7 +98,7 @@ class Owner:
         self.steps += 3
         return Told(reply=reply, steps=self.steps, elapsed_s=self.elapsed_s)
 
-    def carry_out(self, command):
+    def carry_out(self, command):  # noqa: PLR0911
         match command:
             case Install():
                 self.installed, self.notes_messages = command.buckets, command.notes_messages

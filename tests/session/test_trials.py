@@ -21,7 +21,7 @@ times_s = st.floats(0.1, 10.0)
         ([0.90], [1.0], Outcome.FASTER),
         ([0.96], [1.0], Outcome.CLOSE),
         ([1.30], [1.0], Outcome.CLOSE),  # it was expected to be faster: chance may have slowed it
-        ([1.30, 0.95], [1.0, 1.0], Outcome.NOT_FASTER),
+        ([1.30, 1.10], [1.0, 1.0], Outcome.NOT_FASTER),
         ([0.96, 0.96], [1.0, 1.0], Outcome.FASTER),
         ([0.985, 0.985], [1.0, 1.0], Outcome.CLOSE),
         ([0.985, 0.985, 0.985], [1.0, 1.0, 1.0], Outcome.FASTER),
@@ -35,10 +35,21 @@ def test_a_clear_gain_ends_it_and_what_was_there_stays_otherwise(
 
 
 def test_a_machine_that_slows_down_slows_down_both():
-    """Whenever it does, and whoever runs then."""
     assert outcome([1.1, 2.2], [1.0, 2.0]) is Outcome.NOT_FASTER
     assert outcome([0.9, 1.8], [1.0, 2.0]) is Outcome.FASTER
-    assert outcome([1.98, 1.98, 1.98], [1.0, 2.2, 2.2]) is Outcome.FASTER
+
+
+def test_who_took_longer_does_not_win_by_differences():
+    """Two of these three are of one lucky visit."""
+    assert outcome([0.96, 1.2], [1.0, 1.0]) is Outcome.CLOSE
+    assert outcome([0.96, 1.2, 1.2], [1.0, 1.0, 1.0]) is Outcome.NOT_FASTER
+
+
+@given(visits=st.lists(st.tuples(times_s, times_s), min_size=1, max_size=MOST_VISITS))
+def test_nobody_wins_who_took_longer(visits):
+    challenger_s, champion_s = zip(*visits, strict=True)
+    if outcome(challenger_s, champion_s) is Outcome.FASTER:
+        assert sum(challenger_s) < sum(champion_s)
 
 
 @given(visits=st.lists(st.tuples(times_s, times_s), min_size=1, max_size=MOST_VISITS))

@@ -65,6 +65,8 @@ logger = logging.getLogger(__name__)
 # The first step after a change allocates.
 SETTLING_STEPS = 1
 DRIFT_STEPS = 20
+# Of a chosen plan, before it is called settled.
+CONFIRMING_STEPS = 6
 # Messages beside training may lengthen it by this share of the time since its first step, and by no
 # more than so many seconds.
 PROBED_SHARE, MOST_PROBED_S = 0.02, 2.0
@@ -248,7 +250,9 @@ class Session:
             network = yield from self._learnt(trace)
             compression = self.task.compression_at(LAST_STEP)
             network = yield from self._warm_up(trace, network, self.task.compression_at)
-            self.findings = replace(self.findings, plan=None, predicted=None)
+            self.findings = replace(
+                self.findings, stage=Stage.TRYING, network=network, plan=None, predicted=None
+            )
             baseline_s = yield from self._baseline(trace)
         self.findings = replace(
             self.findings, stage=Stage.TRYING, network=network, baseline_step_s=median(baseline_s)
@@ -388,17 +392,31 @@ class Session:
             challenger = self._challenger(candidates, champion)
             if challenger is None or self.findings.steps >= self._last_step:
                 break
-            champion = yield from self._challenged(champion, challenger)
+            untried = Trial(candidate=challenger, visits_s=())
+            champion = yield from self._challenged(champion, untried)
             if compression is None:
                 self.findings = replace(self.findings, network=self._network(trace))
             assert self.findings.network is not None
             found: Candidates = yield FindCandidates(trace, self.findings.network, compression)
             candidates = found.candidates
         baseline = self._trial_of(baseline.candidate)
+        if not champion.candidate.is_baseline:
+            champion = yield from self._confirmed(champion, baseline)
         if champion.candidate.is_baseline:
-            self.findings = replace(self.findings, note=self._why_nothing(candidates, baseline))
-        # By transitivity it is not, but steps vary, and what is promised is what was measured.
-        return champion if champion.step_s <= baseline.step_s else baseline
+            self.findings = replace(self.findings, note=self._why_nothing(candidates, champion))
+        return champion
+
+    def _confirmed(self, chosen: Trial, baseline: Trial) -> Generator[Command, Any, Trial]:
+        """The chosen plan as it will run; where its steps are no gain after all, both run again."""
+        yield Install(chosen.candidate.plan)
+        timed: StepsTimed = yield TimeSteps(CONFIRMING_STEPS, SETTLING_STEPS)
+        chosen = self._note(replace(chosen, visits_s=(*chosen.visits_s, timed.steps_s)))
+        if max(chosen.step_s, chosen.rounds_s[-1]) > baseline.step_s:
+            baseline = yield from self._visited(baseline, None)
+            chosen = yield from self._challenged(baseline, chosen)
+        # By all visits: steps vary, and what is promised is what was measured.
+        baseline = self._trial_of(baseline.candidate)
+        return chosen if chosen.step_s <= baseline.step_s else baseline
 
     def _challenger(self, candidates: tuple[Candidate, ...], champion: Trial) -> Candidate | None:
         """The most promising that was not tried, and could win by enough to matter."""
@@ -415,22 +433,22 @@ class Session:
             return None
         return best
 
-    def _challenged(self, champion: Trial, challenger: Candidate) -> Generator[Command, Any, Trial]:
+    def _challenged(self, champion: Trial, challenger: Trial) -> Generator[Command, Any, Trial]:
         """Both run in turn until one of them has clearly won, which stays."""
-        since = len(champion.visits_s) - 1
-        trial = Trial(candidate=challenger, visits_s=())
-        hopeless_s = (1 + CLEARLY_WORSE) * champion.step_s
+        # The champion has just run; what both took before that is of another time.
+        first, firsts = len(challenger.visits_s), len(champion.visits_s) - 1
+        hopeless_s = (1 + CLEARLY_WORSE) * champion.rounds_s[-1]
         while True:
-            trial = yield from self._visited(trial, hopeless_s)
-            if min(trial.visits_s[-1]) > hopeless_s:
+            challenger = yield from self._visited(challenger, hopeless_s)
+            if min(challenger.visits_s[-1]) > hopeless_s:
                 result = Outcome.NOT_FASTER
             else:
-                result = outcome(trial.rounds_s, champion.rounds_s[since:])
+                result = outcome(challenger.rounds_s[first:], champion.rounds_s[firsts:])
             if result is not Outcome.CLOSE:
                 break
             champion = yield from self._visited(champion, None)
         if result is Outcome.FASTER:
-            return trial
+            return challenger
         yield Install(champion.candidate.plan, notes_messages=True)
         return champion
 

@@ -56,11 +56,12 @@ def outcome(challenger_s: Sequence[float], champion_s: Sequence[float]) -> Outco
         (after_s / before_s - 1) * (1 if number % 2 == 0 else -1)
         for number, (before_s, after_s) in enumerate(pairwise(in_turn))
     ]
-    difference = median(differences)  # a machine that changes its speed once makes one outlier
+    # A machine that changes its speed once makes one outlier; and nobody wins who took longer.
+    both = (median(differences), mean(challenger_s) / mean(champion_s) - 1)
     if len(challenger_s) == 1:
-        is_clear = difference < -CLEAR_AT_ONCE
+        is_clear = max(both) < -CLEAR_AT_ONCE
     else:
-        is_clear = abs(difference) > CLEAR_IN_TURN or len(challenger_s) == MOST_VISITS
-    if not is_clear:
+        is_clear = max(both) < -CLEAR_IN_TURN or min(both) > CLEAR_IN_TURN
+    if not is_clear and len(challenger_s) < MOST_VISITS:
         return Outcome.CLOSE
-    return Outcome.FASTER if difference < -TRIAL_NOISE else Outcome.NOT_FASTER
+    return Outcome.FASTER if max(both) < -TRIAL_NOISE else Outcome.NOT_FASTER
