@@ -7,6 +7,7 @@ from gradweave.errors import RequestError
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
+from gradweave.runtime.plan_cache import PlanCache
 from gradweave.runtime.plan_source import device_name
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Findings, Stage
@@ -22,6 +23,7 @@ class Planned:
     _why_unplanned: str | None
     _baseline: str  # what is sent without a plan, in words
     _device: torch.device
+    _plan_cache: PlanCache | None  # None: nothing is kept for other runs
     _recorder: SpanRecorder | None
     _clock_offset_s: float
 
@@ -64,6 +66,11 @@ class Planned:
         forward begins then.
         """
         return aligned_timelines(self._recorded(), self.process_group, self._clock_offset_s)
+
+    def _remember(self) -> None:
+        """After each step that planning sees: if it has just settled, for the next run."""
+        if self._plan_cache is not None:
+            self._plan_cache.keep(self.findings())
 
     def _recorded(self) -> SpanRecorder:
         if self._recorder is None:

@@ -74,11 +74,17 @@ class PlanningTask(Struct, frozen=True, kw_only=True):
 class Session:
     """Asks for one command at a time; ``findings`` are what it knows by now."""
 
-    def __init__(self, task: PlanningTask, *, given: Plan | Recipe | None = None) -> None:
+    def __init__(
+        self,
+        task: PlanningTask,
+        *,
+        given: Plan | Recipe | None = None,
+        is_remembered: bool = False,
+    ) -> None:
         self.task = task
         self.findings = Findings(is_whole=task.is_whole_model)
         if given is not None:
-            self._accept(given)
+            self._accept(given, is_remembered=is_remembered)
         self._course: Course | None = self._whole_course()
 
     @property
@@ -148,10 +154,16 @@ class Session:
         logger.warning("keeping %s: %s", self.task.baseline, why)
         return Install(SimpleBuckets.ORIGINAL, order=order)
 
-    def _accept(self, given: Plan | Recipe) -> None:
-        """A plan of the user's is carried out as it is."""
+    def _accept(self, given: Plan | Recipe, *, is_remembered: bool) -> None:
+        """A plan of the user's, or of an earlier run, is carried out as it is."""
         plan = given if isinstance(given, Plan) else given.plan
-        self.findings = replace(self.findings, stage=Stage.SETTLED, plan=plan, is_given=True)
+        self.findings = replace(
+            self.findings,
+            stage=Stage.SETTLED,
+            plan=plan,
+            is_given=not is_remembered,
+            is_remembered=is_remembered,
+        )
         if isinstance(given, Recipe):
             self.findings = replace(
                 self.findings,
@@ -161,7 +173,8 @@ class Session:
                 step_s=given.step_s,
             )
             self._judge(plan, given.trace, given.network)
-        logger.info("%d messages as given, planned by %s", len(plan.buckets), plan.planner)
+        how = "remembered from an earlier run" if is_remembered else "as given"
+        logger.info("%d messages %s, planned by %s", len(plan.buckets), how, plan.planner)
 
     def _whole_course(self) -> Course:
         if self.task.is_whole_model:
