@@ -313,7 +313,8 @@ class DistributedDataParallel(Planned, TorchDDP):
         driver = self._driver
         if driver is not None and self._engine is not None and self._engine.step_is_over():
             driver.step_over()
-            self._remember()
+            if self._plan_cache is not None:
+                self._plan_cache.keep(self.findings())
             if driver.is_over:
                 self._driver = None
 

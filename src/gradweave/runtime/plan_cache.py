@@ -69,7 +69,7 @@ class PlanCache:
             why = self._reason(error)
         for rank, said in enumerate(gather_text(group, why, device=device)):
             if said:
-                self._warn(f"{said} (rank {rank})", "planning anew")
+                self._warn("planning anew", f"{said} (rank {rank})")
                 return None
         return recipe
 
@@ -90,7 +90,7 @@ class PlanCache:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             files.write(self._path, Remembered(key=self._key, recipe=recipe))
         except Exception as error:  # noqa: BLE001 training goes on
-            self._warn(f"not written: {self._reason(error)}", "the next run plans anew")
+            self._warn("the next run plans anew", f"not written: {self._reason(error)}")
 
     def _read(self) -> str:
         """Return the file's text, or none where it will not do."""
@@ -103,7 +103,7 @@ class PlanCache:
             # What cannot be read is no file of ours, or nobody's to replace.
             self._keeps = not isinstance(error, OSError)
             then = "planning anew" if self._keeps else "planning anew, and remembering nothing"
-            self._warn(self._reason(error), then)
+            self._warn(then, self._reason(error))
             return ""
         return text
 
@@ -128,9 +128,9 @@ class PlanCache:
         last = None if at is None else at(LAST_STEP)
         return {bucket.compression for bucket in plan.buckets} == {last}
 
-    def _warn(self, what: str, then: str) -> None:
+    def _warn(self, then: str, why: str) -> None:
         if self._is_rank_0:
-            logger.warning("remembered plan %s: %s; %s", self._path, what, then)
+            logger.warning("%s: remembered plan %s: %s", then, self._path, why)
 
     def _reason(self, error: Exception) -> str:
         """In one line, without the file's name."""

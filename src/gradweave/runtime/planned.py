@@ -67,11 +67,6 @@ class Planned:
         """
         return aligned_timelines(self._recorded(), self.process_group, self._clock_offset_s)
 
-    def _remember(self) -> None:
-        """After each step that planning sees: if it has just settled, for the next run."""
-        if self._plan_cache is not None:
-            self._plan_cache.keep(self.findings())
-
     def _recorded(self) -> SpanRecorder:
         if self._recorder is None:
             raise RequestError("nothing was noted; wrap the model with timeline=True")

@@ -174,7 +174,8 @@ class ShardedDataParallel(Planned, nn.Module):
         """Optimizers have stepped all shards; all ranks come here alike, so buckets may change."""
         if self._driver is not None:
             self._driver.step_over()
-            self._remember()
+            if self._plan_cache is not None:
+                self._plan_cache.keep(self.findings())
             if self._driver.is_over:
                 self._driver = None
 
