@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -375,6 +376,23 @@ def test_a_remembered_plan_is_watched(tmp_path, step_s, options, drifts):
     results = on_two(watched, tmp_path / "c", step_s, options, scratch=tmp_path)
     kept_s = pytest.approx(step_s if drifts else 1.0)
     assert results == [("settled", drifts, kept_s)] * 2
+
+
+def compiled_and_copied(group, folder):
+    cache = cache_of(folder)
+    if group.rank() == 0:
+        files.write(cache._path, remembered_by(cache))
+    wrapped = DistributedDataParallel(network(), cache=folder)
+    again = pickle.loads(pickle.dumps(wrapped))  # noqa: S301 torch's wrapper can be pickled
+    wrapped.module.compile(backend="eager")
+    steps(wrapped, group, 6)
+    return wrapped.plan == PLAN, wrapped._driver is None, again.plan
+
+
+def test_a_compiled_model_keeps_its_remembered_plan_and_a_copy_has_none(tmp_path):
+    """Seconds: every rank imports a compiler."""
+    results = on_two(compiled_and_copied, tmp_path / "c", scratch=tmp_path)
+    assert results == [(True, True, None)] * 2
 
 
 DENSITIES = (Compression(method="gtopk", density=0.5), Compression(method="gtopk", density=0.1))
