@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
     {"presets"},
     {"runs"},
     {"files"},
+    {"remembered"},
     {"recipe", "upgrades"},
     {"network", "plan", "results", "timeline"},
     {"trace"},

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,14 @@ from gradweave.errors import FormatError, RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
+from gradweave.remembered import Remembered
 from gradweave.results import Losses, Results
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
 from gradweave.upgrades import UPGRADES
 
-Value = TypeVar("Value", Trace, Network, Plan, Timeline, Results, Losses, Recipe)
-AnyValue = Trace | Network | Plan | Timeline | Results | Losses | Recipe
+Value = TypeVar("Value", Trace, Network, Plan, Timeline, Results, Losses, Recipe, Remembered)
+AnyValue = Trace | Network | Plan | Timeline | Results | Losses | Recipe | Remembered
 
 SCHEMAS: dict[type, str] = {
     Trace: "gradweave.trace/1",
@@ -30,16 +32,17 @@ SCHEMAS: dict[type, str] = {
     Results: "gradweave.results/1",
     Losses: "gradweave.losses/1",
     Recipe: "gradweave.recipe/3",
+    Remembered: "gradweave.remembered/1",  # a new number with every new one of a recipe
 }
 
 
 def read(path: str | os.PathLike[str], kind: type[Value]) -> Value:
-    return loads(_text(path), kind, origin=str(path))
+    return loads(read_text(path), kind, origin=str(path))
 
 
 def holds(path: str | os.PathLike[str], kind: type[Value]) -> bool:
     """Whether the file names the schema of this kind, in any version."""
-    document = _parsed(_text(path), origin=str(path))
+    document = _parsed(read_text(path), origin=str(path))
     schema = document.get("schema") if isinstance(document, dict) else None
     return str(schema).partition("/")[0] == SCHEMAS[kind].partition("/")[0]
 
@@ -72,6 +75,16 @@ def write(path: str | os.PathLike[str], value: AnyValue) -> None:
     write_text(path, dumps(value))
 
 
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A file's text, whatever it says; FormatError where it is not one."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{path}: not a text file ({error.reason} at byte {error.start})"
+        ) from None
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """The whole text or nothing: an interrupted write leaves what was there before."""
     with replacing(path) as partial:
@@ -86,7 +99,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(os.path.realpath(path))  # a link stays a link
     if target.exists() and not target.is_file():
         raise RequestError(f"{path} is not a file; name one to write to")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    # Not by number of process: in a shared folder other hosts write, too.
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
     try:
         yield partial
         if target.exists():
@@ -96,15 +110,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _text(path: str | os.PathLike[str]) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            f"{path}: not a text file ({error.reason} at byte {error.start})"
-        ) from None
 
 
 def _parsed(text: str, *, origin: str) -> Any:

@@ -1,6 +1,6 @@
 """Which gradients travel together, by which collective, how compressed, beside which passes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from msgspec import Struct
@@ -45,6 +45,24 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def lengths(self) -> tuple[int, ...]:
         """How many tensors each bucket holds."""
         return tuple(len(bucket.tensors) for bucket in self.buckets)
+
+    def check_fits(self, elements: Mapping[str, int]) -> None:
+        """Raise PlanMismatch unless it is for a model whose parameters have so many elements.
+
+        Parameters without elements send nothing, and may be left out.
+        """
+        planned = {name for bucket in self.buckets for name in bucket.tensors}
+        needed = {name for name, count in elements.items() if count}
+        if missing := sorted(needed - planned):
+            raise PlanMismatch(
+                f"{len(missing)} parameters of the model are in no bucket, first {missing[0]!r}; "
+                "this is a plan for another model"
+            )
+        if extra := sorted(planned - set(elements)):
+            raise PlanMismatch(
+                f"the plan has {len(extra)} tensors that the model has not, first {extra[0]!r}; "
+                "this is a plan for another model"
+            )
 
     def check_describes(self, trace: Trace) -> None:
         """Raise PlanMismatch unless the buckets are the trace's tensors, in the trace's order."""

@@ -26,6 +26,7 @@ from gradweave import (
     presets,
     simulate,
 )
+from gradweave.remembered import Remembered
 from gradweave.results import Results
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -63,7 +64,7 @@ def test_compression_and_links_come_back_too(small_trace):
     assert there_and_back(plan) == plan
 
 
-CURRENT = {Trace: 1, Network: 4, Plan: 3, Timeline: 1, Results: 1, Recipe: 3}
+CURRENT = {Trace: 1, Network: 4, Plan: 3, Timeline: 1, Results: 1, Recipe: 3, Remembered: 1}
 
 
 @pytest.mark.parametrize("kind", CURRENT)

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -28,6 +30,7 @@ from gradweave.runtime.options import (
     COMPILED,
     Options,
     check_caps,
+    check_plan,
     check_whole_model,
     first_collective,
     is_whole,
@@ -36,6 +39,7 @@ from gradweave.runtime.options import (
     why_unplannable,
 )
 from gradweave.runtime.parameters import check_compressible, planned_parameters
+from gradweave.runtime.plan_cache import PlanCache, open_cache, watched_share
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
 from gradweave.runtime.reducer_engine import ReducerEngine
@@ -59,6 +63,11 @@ class DistributedDataParallel(Planned, TorchDDP):
 
     ``planner``      which plan to try first, as `gradweave plan --planner`.
     ``plan``         a Plan or Recipe, or a file of one: nothing is recorded and nothing is tried.
+    ``cache``        a folder for the plans that are found: the next run of the same model on as
+                     many workers begins with its plan, and plans again when steps take another time
+                     by ``replan_when`` (default here: 0.25). What rank 0 says counts, and it alone
+                     reads and writes. Default: the environment's GRADWEAVE_CACHE; empty: none, even
+                     so. With ``plan`` it is left alone.
     ``collective``   "auto", or how every bucket travels, as `gradweave bench collectives` names it.
     ``compression``  GTopK(…) or TopK(…) of gradweave.sparse.settings: only the largest travel.
     ``grad_scaler``  with compression: whose scale the residuals follow.
@@ -84,6 +93,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         *torch_arguments: Any,
         planner: str = "optimal",
         plan: PlanSource | None = None,
+        cache: str | os.PathLike[str] | None = None,
         collective: str = "auto",
         compression: Sparse | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
@@ -104,6 +114,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             trial_steps=trial_steps,
             replan_when=replan_when,
             timeline=timeline,
+            cache=cache,
         )
         torch_options |= _named(torch_arguments)
         check_caps(torch_options)
@@ -122,19 +133,30 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._clock_offset_s = clock_offset_s(self.process_group)
             self._recorder = SpanRecorder({p: name for name, p in self._planned.items()})
         self._why_unplanned = self._why_not(torch_options)
-        given = self._given(plan) if self._why_unplanned is None else None
-        self._begin(given, grad_scaler, make_group)
+        given: Plan | Recipe | None = None
+        self._plan_cache = None
+        if self._why_unplanned is None and plan is not None:
+            given = self._given(plan)
+        elif self._why_unplanned is None and not is_whole(compression):
+            self._plan_cache = self._open_cache()
+        if self._plan_cache is not None:
+            given = self._plan_cache.recalled(self.process_group)
+        is_remembered = given is not None and self._plan_cache is not None
+        self._begin(given, grad_scaler, make_group, is_remembered=is_remembered)
 
     def _begin(
         self,
         given: Plan | Recipe | None,
         grad_scaler: torch.amp.GradScaler | None,
         make_group: Callable[[], dist.ProcessGroup] | None,
+        *,
+        is_remembered: bool,
     ) -> None:
         """Open what is ours: all ranks come here alike, and later on need not."""
         options, group = self._options, self.process_group
+        task = self._task(is_remembered=is_remembered)
         plans = self._why_unplanned is None and group.size() > 1
-        plans = plans and (given is None or options.replan_when is not None)
+        plans = plans and (given is None or task.replan_when is not None)
         plan = plan_in(given)
         messages = None
         if needs_own_group(options, plan):
@@ -168,8 +190,11 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._engine.register_sender()
         self._session = None
         if self._why_unplanned is None:
-            task = self._task(probing)
-            self._session = Session(task, given=given, speaks=group.rank() == 0)
+            if probing is not None:
+                task = replace(task, rivals=rival_collectives(options, probing.topology))
+            self._session = Session(
+                task, given=given, is_remembered=is_remembered, speaks=group.rank() == 0
+            )
         self._driver = None
         if self._session is not None and probing is not None:
             board = Noticeboard(group)
@@ -228,16 +253,30 @@ class DistributedDataParallel(Planned, TorchDDP):
             require_fit(plan, self._planned, self.process_group)
         return given
 
-    def _task(self, probed: OwnGroup | None) -> PlanningTask:
+    def _open_cache(self) -> PlanCache | None:
+        return open_cache(
+            self._options,
+            self._task(),
+            self._planned,
+            self.process_group,
+            device=self.device,
+            check=partial(check_plan, compression=self._options.compression),
+            torch_flags={
+                "find_unused_parameters": self.find_unused_parameters,
+                "static_graph": self.static_graph,
+                "gradient_as_bucket_view": self.gradient_as_bucket_view,
+            },
+        )
+
+    def _task(self, *, is_remembered: bool = False) -> PlanningTask:
         options, compression = self._options, self._options.compression
         return PlanningTask(
             workers=self.process_group.size(),
             planner=options.planner,
             collective=first_collective(options, "native"),
-            rivals=() if probed is None else rival_collectives(options, probed.topology),
             record_steps=options.record_steps,
             trial_steps=options.trial_steps,
-            replan_when=options.replan_when,
+            replan_when=watched_share(options, is_remembered=is_remembered),
             baseline=self._baseline,
             baseline_caps_bytes=torch_caps_bytes(self),
             keeps_declared_order=self._keeps_declared_order,
@@ -282,6 +321,8 @@ class DistributedDataParallel(Planned, TorchDDP):
         driver = self._driver
         if driver is not None and self._engine is not None and self._engine.step_is_over():
             driver.step_over()
+            if self._plan_cache is not None:
+                self._plan_cache.keep(self.findings())
             if driver.is_over:
                 self._driver = None
 
@@ -338,7 +379,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         if self._sparse is not None:
             logger.warning("the copy of a sparsified wrapper sends all of its gradients")
-        gone = ("_session", "_driver", "_engine", "_sparse", "_recorder")
+        gone = ("_session", "_driver", "_engine", "_sparse", "_recorder", "_plan_cache")
         state |= dict.fromkeys(gone)
         state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}
         if self._engine is not None:

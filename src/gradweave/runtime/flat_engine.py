@@ -75,7 +75,7 @@ class FlatEngine:
         elementwise: Collection[type[Optimizer]] = (),
     ) -> None:
         first_plan = _with_empty(first_plan, parameters)
-        _check_plan(first_plan, parameters)
+        check_flat_plan(first_plan, parameters)
         self._first_plan = first_plan
         self.passes = 0  # synchronised backward passes that are over
         self.message_log: MessageLog | None = None  # while messages are noted
@@ -174,7 +174,7 @@ class FlatEngine:
         plan = self._plan_of(buckets)
         if plan == self.plan:
             return
-        _check_plan(plan, self.parameters)
+        check_flat_plan(plan, self.parameters)
         self._gather_now()
         with self.shards.moving(self._known_optimizers(), self._gather_flat):
             self._take_no_more_gradients()
@@ -368,7 +368,7 @@ def _with_empty(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> Plan:
     return replace(plan, buckets=(*others, replace(last, tensors=(*last.tensors, *empty))))
 
 
-def _check_plan(plan: Plan, parameters: Iterable[str]) -> None:
+def check_flat_plan(plan: Plan, parameters: Iterable[str]) -> None:
     """Raise unless the plan is one for these parameters, and its messages can be sent."""
     if {name for bucket in plan.buckets for name in bucket.tensors} != set(parameters):
         raise PlanMismatch("the plan has other tensors than the model; plan for this model")

@@ -1,5 +1,6 @@
 """What a user may ask of the runtime, checked before anything is built."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class Options(Struct, frozen=True, kw_only=True):
     trial_steps: int = 4
     replan_when: float | None = None
     timeline: bool = False
+    cache: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         find_planner(self.planner)
@@ -65,6 +67,8 @@ class Options(Struct, frozen=True, kw_only=True):
                 raise RequestError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.replan_when is not None and not self.replan_when > 0:
             raise RequestError(f"replan_when must be positive, got {self.replan_when}")
+        if self.cache is not None and not isinstance(self.cache, str | os.PathLike):
+            raise RequestError(f"cache must be a folder, or empty for none, got {self.cache!r}")
 
 
 def check_caps(torch_options: Mapping[str, Any]) -> None:

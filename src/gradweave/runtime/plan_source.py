@@ -52,22 +52,8 @@ def plan_in(given: Plan | Recipe | None) -> Plan | None:
 def require_fit(
     plan: Plan, parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup
 ) -> None:
-    """Raise PlanMismatch unless it is for this model, and the same on all ranks.
-
-    Parameters without elements send nothing, and may be left out.
-    """
-    planned = {name for bucket in plan.buckets for name in bucket.tensors}
-    needed = {name for name, parameter in parameters.items() if parameter.numel()}
-    if missing := sorted(needed - planned):
-        raise PlanMismatch(
-            f"{len(missing)} parameters of the model are in no bucket, first {missing[0]!r}; "
-            "this is a plan for another model"
-        )
-    if extra := sorted(planned - set(parameters)):
-        raise PlanMismatch(
-            f"the plan has {len(extra)} tensors that the model has not, first {extra[0]!r}; "
-            "this is a plan for another model"
-        )
+    """Raise PlanMismatch unless it is for this model, and the same on all ranks."""
+    plan.check_fits({name: parameter.numel() for name, parameter in parameters.items()})
     text = msgspec.json.encode(plan).decode()
     if different := ranks_that_differ(group, text, device=group_device(group)):
         raise PlanMismatch(

@@ -9,6 +9,7 @@ from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
 from gradweave.runtime.driver import Driver
+from gradweave.runtime.plan_cache import PlanCache
 from gradweave.runtime.plan_source import device_name
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Findings, Stage
@@ -25,6 +26,7 @@ class Planned:
     _why_unplanned: str | None
     _baseline: str  # what is sent without a plan, in words
     _device: torch.device
+    _plan_cache: PlanCache | None  # None: nothing is kept for other runs
     _recorder: SpanRecorder | None
     _clock_offset_s: float
 

@@ -7,6 +7,7 @@ Together that is one all-reduce, half of it hidden behind forward, and the optim
 a shard only.
 """
 
+import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,11 +30,12 @@ from gradweave.plan import Plan
 from gradweave.planning import BOTH_PASSES_COLLECTIVE
 from gradweave.runtime.driver import Driver
 from gradweave.runtime.flat_buckets import buckets_up_to, dense_strides
-from gradweave.runtime.flat_engine import FlatEngine
+from gradweave.runtime.flat_engine import FlatEngine, check_flat_plan
 from gradweave.runtime.instruments import Instruments
 from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.options import AUTO, Options, first_collective
 from gradweave.runtime.parameters import modules_with_sparse_gradients
+from gradweave.runtime.plan_cache import PlanCache, open_cache, watched_share
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
 from gradweave.runtime.tensors import batch_size
@@ -60,6 +62,8 @@ class ShardedDataParallel(Planned, nn.Module):
     ``planner``           which plan to try first, as `gradweave plan --planner`.
     ``plan``              a Plan or Recipe, or a file of one: nothing is recorded or tried. With one
                           for the backward pass alone nothing is sharded: gradients are all-reduced.
+    ``cache``             a folder for the plans that are found, with which the next run begins, as
+                          DistributedDataParallel has it (default: GRADWEAVE_CACHE; empty: none).
     ``collective``        "auto", or how every bucket travels: "ring", "halving-doubling", "native".
     ``process_group``     the ranks that train together (default: all).
     ``broadcast_buffers`` rank 0's buffers for all, before each forward pass.
@@ -82,6 +86,7 @@ class ShardedDataParallel(Planned, nn.Module):
         *,
         planner: str = "optimal",
         plan: PlanSource | None = None,
+        cache: str | os.PathLike[str] | None = None,
         collective: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         broadcast_buffers: bool = True,
@@ -100,6 +105,7 @@ class ShardedDataParallel(Planned, nn.Module):
             record_steps=record_steps,
             trial_steps=trial_steps,
             replan_when=replan_when,
+            cache=cache,
         )
         self.module, self.broadcast_buffers = module, broadcast_buffers
         self.process_group = group = process_group or world_group()
@@ -112,14 +118,22 @@ class ShardedDataParallel(Planned, nn.Module):
             self._clock_offset_s = clock_offset_s(group)
             self._recorder = SpanRecorder({p: name for name, p in self._full.items()})
         given = given_plan(plan, workers=group.size(), device=self._device)
+        self._plan_cache = None
+        if plan is None and group.size() > 1:
+            self._plan_cache = self._open_cache(options)
+        if self._plan_cache is not None:
+            given = self._plan_cache.recalled(group)
+        is_remembered = given is not None and self._plan_cache is not None
+        task = _task(options, group.size(), is_remembered=is_remembered)
         first = plan_in(given) or _first_plan(self._full, options)
         require_fit(first, self._full, group)
         self._why_unplanned = "one worker sends no messages" if group.size() == 1 else None
         self._session = None
         if self._why_unplanned is None:
-            task = _task(options, group.size())
-            self._session = Session(task, given=given, speaks=group.rank() == 0)
-        plans = self._session is not None and (given is None or replan_when is not None)
+            self._session = Session(
+                task, given=given, is_remembered=is_remembered, speaks=group.rank() == 0
+            )
+        plans = self._session is not None and (given is None or task.replan_when is not None)
         live = weakref.ref(self)  # nothing may keep the wrapper: it has to go before its group
         self._engine = FlatEngine(
             module,
@@ -162,6 +176,8 @@ class ShardedDataParallel(Planned, nn.Module):
         """Optimizers have stepped all shards; all ranks come here alike, so buckets may change."""
         if self._driver is not None:
             self._driver.step_over()
+            if self._plan_cache is not None:
+                self._plan_cache.keep(self.findings())
             if self._driver.is_over:
                 self._driver = None
 
@@ -249,6 +265,17 @@ class ShardedDataParallel(Planned, nn.Module):
         """This rank's part of it."""
         self._engine.load_whole_state(optimizer, state)
 
+    def _open_cache(self, options: Options) -> PlanCache | None:
+        return open_cache(
+            options,
+            _task(options, self.process_group.size()),
+            self._full,
+            self.process_group,
+            device=self._device,
+            check=partial(check_flat_plan, parameters=tuple(self._full)),
+            torch_flags={},
+        )
+
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
         raise RequestError(
@@ -272,7 +299,7 @@ def _close(driver: Driver | None, engine: FlatEngine, own_groups: Sequence[OwnGr
         own_group.close()
 
 
-def _task(options: Options, workers: int) -> PlanningTask:
+def _task(options: Options, workers: int, *, is_remembered: bool = False) -> PlanningTask:
     return PlanningTask(
         workers=workers,
         planner=options.planner,
@@ -280,7 +307,7 @@ def _task(options: Options, workers: int) -> PlanningTask:
         collective=first_collective(options, BOTH_PASSES_COLLECTIVE),
         record_steps=options.record_steps,
         trial_steps=options.trial_steps,
-        replan_when=options.replan_when,
+        replan_when=watched_share(options, is_remembered=is_remembered),
         baseline=BASELINE,
         baseline_caps_bytes=(FIRST_BUCKET_BYTES, FIRST_BUCKET_BYTES),
     )

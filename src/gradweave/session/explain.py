@@ -40,7 +40,8 @@ def _how(found: Findings, workers: int, baseline: str) -> list[str]:
         return [f"{baseline} stay: {found.note}."]
     if found.trace is None or found.network is None or not found.trials:
         how = "as given" if found.is_given else f"planned by {plan.planner}"
-        return [f"{_buckets(plan)}, {how}."]
+        since = ", remembered from an earlier run" if found.is_remembered else ""
+        return [f"{_buckets(plan)}, {how}{since}."]
     return [
         _measured(found.trace, workers),
         *_tried(found.trials, plan, baseline),

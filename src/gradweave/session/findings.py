@@ -38,6 +38,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     trials: tuple[Trial, ...] = ()
     plan: Plan | None = None
     is_given: bool = False  # the plan, by the user
+    is_remembered: bool = False  # the plan, by an earlier run
     predicted: Timeline | None = None
     baseline_step_s: float | None = None  # what a step took with what the wrapper began with
     step_s: float | None = None  # what a step took when the plan was chosen

@@ -106,7 +106,12 @@ class Session:
     """
 
     def __init__(
-        self, task: PlanningTask, *, given: Plan | Recipe | None = None, speaks: bool = True
+        self,
+        task: PlanningTask,
+        *,
+        given: Plan | Recipe | None = None,
+        is_remembered: bool = False,
+        speaks: bool = True,
     ) -> None:
         self.task = task
         self.findings = Findings(is_whole=task.is_whole_model)
@@ -114,7 +119,7 @@ class Session:
         self._samples: list[MessageSample] = []
         self._began_at, self._began_s, self._last_step = 0, 0.0, MOST_STEPS
         if given is not None:
-            self._accept(given)
+            self._accept(given, is_remembered=is_remembered)
         self._course: Course | None = self._whole_course()
 
     @property
@@ -196,17 +201,24 @@ class Session:
         if self._speaks:
             logger.log(level, "%s", text)
 
-    def _accept(self, given: Plan | Recipe) -> None:
-        """A plan of the user's is carried out as it is."""
+    def _accept(self, given: Plan | Recipe, *, is_remembered: bool) -> None:
+        """A plan of the user's, or of an earlier run, is carried out as it is."""
         plan = given if isinstance(given, Plan) else given.plan
-        self.findings = replace(self.findings, stage=Stage.SETTLED, plan=plan, is_given=True)
+        self.findings = replace(
+            self.findings,
+            stage=Stage.SETTLED,
+            plan=plan,
+            is_given=not is_remembered,
+            is_remembered=is_remembered,
+        )
         if isinstance(given, Recipe):
             self.findings = replace(self.findings, trace=given.trace, network=given.network)
             self.findings = replace(
                 self.findings, predicted=self._predicted(plan), step_s=given.step_s
             )
             self._judge(plan, given.trace, given.network)
-        self._say(logging.INFO, f"{len(plan.buckets)} messages as given, planned by {plan.planner}")
+        how = "remembered from an earlier run" if is_remembered else "as given"
+        self._say(logging.INFO, f"{len(plan.buckets)} messages {how}, planned by {plan.planner}")
 
     def _whole_course(self) -> Course:
         if self.task.is_whole_model:
@@ -231,11 +243,7 @@ class Session:
             elapsed_s=before.elapsed_s,
             most_steps=self._last_step,
         )
-        self._say(
-            logging.INFO,
-            f"planning begins; {self.task.baseline} are sent until something better is known, and "
-            f"in {MOST_STEPS} steps at most it is decided",
-        )
+        self._say(logging.INFO, f"planning begins; it takes {MOST_STEPS} steps at most")
         recorded: Recorded | Unplannable = yield Record(self.task.record_steps)
         if isinstance(recorded, Unplannable):
             yield self._give_up(recorded.why, recorded.order)
@@ -513,7 +521,8 @@ class Session:
         """Until steps take another time than when the plan was chosen, by this share.
 
         Not than predicted: a prediction knows nothing of loading data and the like. Where it is
-        unknown what they took, the first steps tell.
+        unknown what they took, the first steps tell. Of a remembered plan nobody minds if they are
+        faster: that was another run.
         """
         settling_steps = SETTLING_STEPS
         while True:
@@ -522,7 +531,8 @@ class Session:
             now_s = median(timed.steps_s)
             before_s = self.findings.step_s or now_s
             self.findings = replace(self.findings, step_s=before_s)
-            if abs(now_s - before_s) > most * before_s:
+            drift_s = now_s - before_s
+            if (drift_s if self.findings.is_remembered else abs(drift_s)) > most * before_s:
                 self._say(
                     logging.WARNING,
                     f"steps were expected to take {before_s * 1e3:.1f} ms and take "

@@ -1,0 +1,194 @@
+"""Plans that one run leaves to the next, in a folder that the user names.
+
+Rank 0 alone reads and writes, so it is enough that its host sees the folder, and all ranks agree on
+what it has read. Whatever is wrong with a folder or a file is one line in its log: then planning
+goes on as if nothing had been remembered.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from socket import gethostname
+
+import torch
+import torch.distributed as dist
+
+from gradweave import __version__, files
+from gradweave.comm.small_messages import broadcast_text, gather_text, group_device
+from gradweave.errors import PlanMismatch
+from gradweave.plan import Plan
+from gradweave.recipe import Recipe
+from gradweave.remembered import ParameterKey, PlanKey, Remembered, numbered
+from gradweave.runtime.options import Options
+from gradweave.runtime.plan_source import device_name
+from gradweave.session.compression import verdict
+from gradweave.session.findings import Findings, Stage
+from gradweave.session.session import LAST_STEP, PlanningTask
+from gradweave.simulation import simulate
+
+logger = logging.getLogger(__name__)
+
+# The folder where none is given, for a whole cluster.
+CACHE_VARIABLE = "GRADWEAVE_CACHE"
+# A remembered plan is watched, also where nobody asks for it: networks and batches change.
+REMEMBERED_REPLAN_WHEN = 0.25
+
+
+class PlanCache:
+    """One file of a folder; made on every rank, where all come alike.
+
+    ``folder`` is rank 0's; nobody looks at others'. ``check`` raises where a wrapper cannot carry
+    out a plan.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        key: PlanKey,
+        task: PlanningTask,
+        *,
+        is_rank_0: bool,
+        check: Callable[[Plan], None],
+    ) -> None:
+        self._path = Path(folder, f"{key.digest}.json")
+        self._key, self._task, self._check_plan = key, task, check
+        self._is_rank_0 = self._keeps = is_rank_0
+        self._seen: Plan | None = None  # which has been kept, or could not be
+
+    def recalled(self, group: dist.ProcessGroup) -> Recipe | None:
+        """Return what an earlier run has left; None on all ranks where that will not do."""
+        device = group_device(group)
+        text = broadcast_text(group, self._read() if self._is_rank_0 else "", device=device)
+        if not text:
+            return None
+        recipe, why = None, ""
+        try:
+            recipe = self._usable(text)
+        except Exception as error:  # noqa: BLE001 others have to be told
+            why = self._reason(error)
+        for rank, said in enumerate(gather_text(group, why, device=device)):
+            if said:
+                self._warn("planning anew", f"{said} (rank {rank})")
+                return None
+        return recipe
+
+    def keep(self, found: Findings) -> None:
+        """Write what a session has found and settled on, once, on rank 0."""
+        plan = found.plan
+        is_own = not (found.is_given or found.is_remembered)
+        is_chosen = found.stage is Stage.SETTLED and is_own
+        if not self._keeps or plan is None or not is_chosen or plan is self._seen:
+            return
+        self._seen = plan
+        if not self._is_for_good(plan):
+            return
+        try:
+            recipe = found.recipe(
+                workers=self._task.workers, device=self._key.devices[0], why_not="unfinished"
+            )
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            files.write(self._path, Remembered(key=self._key, recipe=recipe))
+        except Exception as error:  # noqa: BLE001 training goes on
+            self._warn("the next run plans anew", f"not written: {self._reason(error)}")
+
+    def _read(self) -> str:
+        """Return the file's text, or none where it will not do."""
+        try:
+            text = files.read_text(self._path)
+            self._usable(text)
+        except FileNotFoundError:
+            return ""
+        except Exception as error:  # noqa: BLE001 training goes on, and other ranks wait
+            # What cannot be read is no file of ours, or nobody's to replace.
+            self._keeps = not isinstance(error, OSError)
+            then = "planning anew" if self._keeps else "planning anew, and remembering nothing"
+            self._warn(then, self._reason(error))
+            return ""
+        return text
+
+    def _usable(self, text: str) -> Recipe:
+        """Return the recipe, or raise for whatever reason it is not one for this wrapper."""
+        remembered = files.loads(text, Remembered, origin=str(self._path))
+        if why := remembered.key.why_not(self._key):
+            raise PlanMismatch(why)
+        recipe, workers = remembered.recipe, self._task.workers
+        plan, trace, network = recipe.plan, recipe.trace, recipe.network
+        if not self._is_for_good(plan):
+            raise PlanMismatch("its plan is for another density")
+        self._check_plan(plan)
+        # Sessions do both with what they are given.
+        simulate(trace, plan, network, workers=workers)
+        verdict(trace, plan, network, workers=workers)
+        return recipe
+
+    def _is_for_good(self, plan: Plan) -> bool:
+        """Whether it is for the last density, not for one that warms up."""
+        at = self._task.compression_at
+        last = None if at is None else at(LAST_STEP)
+        return {bucket.compression for bucket in plan.buckets} == {last}
+
+    def _warn(self, then: str, why: str) -> None:
+        if self._is_rank_0:
+            logger.warning("%s: remembered plan %s: %s", then, self._path, why)
+
+    def _reason(self, error: Exception) -> str:
+        """In one line, without the file's name."""
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        text = str(error).removeprefix(f"{self._path}: ")
+        return " ".join(text.split()) or type(error).__name__
+
+
+def open_cache(
+    options: Options,
+    task: PlanningTask,
+    parameters: Mapping[str, torch.Tensor],
+    group: dist.ProcessGroup,
+    *,
+    device: torch.device,
+    check: Callable[[Plan], None],
+    torch_flags: Mapping[str, bool],
+) -> PlanCache | None:
+    """Open the cache that rank 0 asks for; None on all ranks where it asks for none.
+
+    It is asked in any case: a variable of the environment may be set on some hosts only.
+    ``torch_flags`` are those of a PlanKey.
+    """
+    where = group_device(group)
+    folder = _folder(options.cache)
+    if not broadcast_text(group, "yes" if folder else "", device=where):
+        return None
+    key = PlanKey(
+        parameters=tuple(
+            ParameterKey(name=name, shape=tuple(parameter.shape), dtype=str(parameter.dtype))
+            for name, parameter in parameters.items()
+        ),
+        hosts=numbered(gather_text(group, gethostname(), device=where)),
+        devices=tuple(gather_text(group, device_name(device), device=where)),
+        backend=group.name(),
+        passes=task.passes,
+        planner=options.planner,
+        collective=options.collective,
+        compression=None if options.compression is None else repr(options.compression),
+        wire_dtype=None if options.wire_dtype is None else str(options.wire_dtype),
+        caps_bytes=task.baseline_caps_bytes,
+        gradweave=__version__,
+        torch=str(torch.__version__),
+        **torch_flags,
+    )
+    return PlanCache(folder, key, task, is_rank_0=group.rank() == 0, check=check)
+
+
+def watched_share(options: Options, *, is_remembered: bool) -> float | None:
+    """By how much steps may take another time before all is planned again; None: by any."""
+    return options.replan_when or (REMEMBERED_REPLAN_WHEN if is_remembered else None)
+
+
+def _folder(cache: str | os.PathLike[str] | None) -> str:
+    """Return what this rank asks for, wherever the script goes from here; empty: nothing."""
+    folder = os.environ.get(CACHE_VARIABLE, "") if cache is None else os.fsdecode(cache)
+    try:
+        return str(Path(folder).expanduser().absolute()) if folder else ""
+    except (OSError, RuntimeError):  # nobody knows where home is, or here; reading will tell
+        return folder
