@@ -1,0 +1,93 @@
+"""What is computed from the steps of runtimes that took turns."""
+
+from itertools import accumulate
+
+import pytest
+
+from gradweave.bench.regret import (
+    StageBegin,
+    Turn,
+    break_even_step,
+    ratio_of_first,
+    worst_stretch,
+)
+
+
+def turn(*steps_s, stages=(), runtime="gradweave"):
+    return Turn(
+        runtime=runtime,
+        step_ends_s=tuple(accumulate(steps_s)),
+        wrapping_s=0.0,
+        correct=True,
+        stages=tuple(StageBegin(*stage) for stage in stages),
+    )
+
+
+def torchs(*steps_s):
+    return turn(*steps_s, runtime="torch-ddp")
+
+
+PLANNED = (("recording", 1), ("trying", 5), ("settled", 9))
+
+
+def test_regret_is_in_settled_steps():
+    ours = turn(*[6.0] * 4, *[4.0] * 4, *[2.0] * 8, stages=PLANNED)
+    assert ours.planning_steps == 8
+    assert ours.settled_s == 2
+    assert ours.total_s == 56
+    assert ours.regret_steps == 56 / 2 - 16
+
+
+def test_regret_of_whoever_starts_settled_is_that_of_slow_steps():
+    ours = turn(5.0, *[2.0] * 9, stages=[("settled", 1)])
+    assert (ours.planning_steps, ours.settled_s, ours.regret_steps) == (0, 2, 1.5)
+
+
+def test_who_plans_anew_has_settled_when_that_is_over():
+    stages = [("settled", 1), ("recording", 5), ("settled", 7)]
+    ours = turn(*[2.0] * 4, *[8.0] * 2, *[4.0] * 4, stages=stages)
+    assert (ours.planning_steps, ours.settled_s, ours.regret_steps) == (6, 4, 0)
+
+
+def test_there_is_no_regret_before_a_plan_is_settled_on():
+    ours = turn(*[6.0] * 8, stages=PLANNED[:2])
+    assert ours.planning_steps == 8
+    assert ours.settled_s is None
+    assert ours.regret_steps is None
+
+
+def test_torchs_first_steps_are_not_settled():
+    assert torchs(*[9.0] * 5, *[3.0] * 5).settled_s == 3
+    assert torchs(*[9.0] * 5, *[3.0] * 5).regret_steps == 10
+    assert torchs(*[9.0] * 5).settled_s is None
+
+
+def test_break_even_is_when_the_sums_cross():
+    ours = turn(*[4.0] * 6, *[2.0] * 10, stages=[("recording", 1), ("settled", 7)])
+    assert break_even_step(ours, torchs(*[3.0] * 16)) == 13  # 38 of 39; after 12 they are even
+    assert break_even_step(ours, torchs(*[1.0] * 16)) is None
+
+
+def test_what_is_ahead_in_the_first_steps_only_has_not_broken_even():
+    ours = turn(*[2.0] * 5, *[4.0] * 10)
+    assert break_even_step(ours, torchs(*[2.5] * 5, 1.0, *[4.0] * 9)) is None
+
+
+def test_ratios_are_of_the_same_steps():
+    ours, other = turn(*[3.0] * 2, *[1.0] * 2), torchs(*[2.0] * 4)
+    assert ratio_of_first(ours, other, steps=2) == 1.5
+    assert ratio_of_first(ours, other, steps=100) == 1
+
+
+def test_the_worst_stretch_is_one_that_plans():
+    other = torchs(*[1.0] * 60)
+    stages = [("recording", 1), ("settled", 11)]
+    ours = turn(*[1.5] * 10, *[1.0] * 20, *[9.0] * 30, stages=stages)
+    assert worst_stretch(ours, other) == pytest.approx(1.25)
+    assert worst_stretch(turn(*[2.0] * 60, stages=stages[:1]), other) == pytest.approx(2)
+
+
+def test_there_is_no_worst_stretch_where_nobody_plans_or_steps_are_few():
+    assert worst_stretch(turn(*[1.0] * 60, stages=[("settled", 1)]), torchs(*[1.0] * 60)) is None
+    assert worst_stretch(torchs(*[1.0] * 60), torchs(*[1.0] * 60)) is None
+    assert worst_stretch(turn(*[1.0] * 19, stages=[("trying", 1)]), torchs(*[1.0] * 19)) is None
