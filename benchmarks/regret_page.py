@@ -128,7 +128,8 @@ def _table(found: Iterable[Measured]) -> list[str]:
     lines = [
         "| case | steps | runs | runtime | messages | settled step, ms | of torch's "
         f"| predicted, ms | s in all | first {EARLY_STEPS} steps, of torch's "
-        f"| all steps, of torch's | regret, steps | break-even, step | worst {STRETCH_STEPS} steps |",
+        "| all steps, of torch's | regret, steps | break-even, step "
+        f"| worst {STRETCH_STEPS} steps |",
         f"|---|---:|---:|---|{'---:|' * 10}",
     ]
     for one in found:

@@ -3,6 +3,8 @@
 from itertools import accumulate
 
 import pytest
+from regret_cases import CASES
+from regret_page import Everything, Measured, page
 
 from gradweave.bench.regret import (
     StageBegin,
@@ -91,3 +93,44 @@ def test_there_is_no_worst_stretch_where_nobody_plans_or_steps_are_few():
     assert worst_stretch(turn(*[1.0] * 60, stages=[("settled", 1)]), torchs(*[1.0] * 60)) is None
     assert worst_stretch(torchs(*[1.0] * 60), torchs(*[1.0] * 60)) is None
     assert worst_stretch(turn(*[1.0] * 19, stages=[("trying", 1)]), torchs(*[1.0] * 19)) is None
+
+
+def measured(*runs):
+    return Measured(
+        case="slow-link",
+        title="by hand",
+        nodes=2,
+        rate="200mbit",
+        steps=runs[0][0].steps,
+        made_with="by hand",
+        runs=list(runs),
+    )
+
+
+def test_the_page_compares_run_by_run():
+    """Runs of a machine that is twice as slow the second time; break-even comes in one only."""
+    ours = turn(*[4.0] * 2, *[1.0] * 8, stages=[("trying", 1), ("settled", 3)])
+    fast = (torchs(*[2.0] * 10), ours)
+    slow = (torchs(*[4.0] * 10), turn(*[8.0] * 9, 2.0, stages=[("trying", 1), ("settled", 10)]))
+    text = page(Everything(measured=[measured(fast, slow)]), "stem")
+    assert "## 2 nodes at 200mbit" in text
+    (row,) = (line for line in text.splitlines() if line.startswith("| slow-link | 10 | 2 | gradw"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[5:7] == ["1,500 (1,000…2,000)", "0.500"]
+    assert cells[-4:] == ["1.325 (0.800…1.850)", "16.5 (6.0…27.0)", "never (7…never)", ""]
+    (stages,) = (line for line in text.splitlines() if line.startswith("| slow-link | 10 | gradw"))
+    assert stages.endswith("| 1 | 6 (3…10) | 2 of 2 |")
+
+
+def test_the_page_has_rows_of_who_never_settles():
+    run = (torchs(*[2.0] * 10), turn(*[3.0] * 10, stages=[("recording", 1)]))
+    text = page(Everything(measured=[measured(run)]), "stem")
+    assert "|  |  |  |  | 30.0 | 1.500 | 1.500 |  | never |  |" in text
+    assert "| 1 | 0 of 1 |" in text
+
+
+def test_the_slow_link_is_what_it_is_said_to_be():
+    trace = CASES["slow-link"].work.trace
+    assert len(trace.tensors) == 20
+    assert trace.nbytes.sum() == 5e6
+    assert (trace.forward_s, trace.backward_s) == (pytest.approx(0.007), pytest.approx(0.013))
