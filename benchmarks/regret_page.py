@@ -9,23 +9,26 @@ import altair as alt
 from msgspec import Struct
 
 from gradweave.bench.regret import (
+    CACHED,
     RUNTIMES,
     STRETCH_STEPS,
+    StageBegin,
     Turn,
     break_even_step,
     ratio_of_first,
     worst_stretch,
 )
-from gradweave.bench.training import TORCH
+from gradweave.bench.training import OURS, TORCH, TUNED
 
 # What people wait for before they judge.
 EARLY_STEPS = 100
+NEVER = "never"  # where something has no end or does not come
 COLUMNS = 3
 COLOURS = {
-    "torch-ddp": "#969696",
-    "torch-ddp-tuned": "#9ecae1",
-    "gradweave": "#e6550d",
-    "gradweave-cached": "#31a354",
+    TORCH: "#969696",
+    TUNED: "#9ecae1",
+    OURS: "#e6550d",
+    CACHED: "#31a354",
 }
 
 Run = tuple[Turn, ...]
@@ -84,8 +87,9 @@ def page(everything: Everything, stem: str) -> str:
         "turns, with a fresh model under a fresh wrapper, and which is first alternates. "
         "`gradweave-cached` has the plan that the first run of `gradweave` remembered; where "
         "that run did not settle there was nothing to remember. Numbers are medians over the runs, "
-        "in brackets the least and the largest; ratios are of two turns of the same run. What each "
-        "column means is in docs/measuring.md.",
+        "in brackets the least and the largest; ratios are of two turns of the same run. A run that did "
+        "not settle has no settled step, and its regret is said to end never. What each column "
+        "means is in docs/measuring.md.",
     ]
     for cluster, found in _by_cluster(everything.measured).items():
         lines += ["", f"## {cluster}", "", *_cases(found), "", *_table(found), ""]
@@ -147,7 +151,7 @@ def _table(found: Iterable[Measured]) -> list[str]:
                 _spread([turn.total_s for turn in turns], "{:,.1f}"),
                 _compared(one, runtime, _early_ratio, "{:.3f}"),
                 _compared(one, runtime, _ratio, "{:.3f}"),
-                _spread([turn.regret_steps for turn in turns], "{:.1f}"),
+                _spread(map(_regret, turns), "{:.1f}"),
                 _compared(one, runtime, _break_even, "{:.0f}"),
                 _compared(one, runtime, worst_stretch, "{:.3f}"),
             ]
@@ -220,6 +224,12 @@ def _break_even(ours: Turn, torchs: Turn) -> float:
     return math.inf if step is None else step
 
 
+def _regret(turn: Turn) -> float:
+    """Of a run that has not settled it has no end."""
+    regret = turn.regret_steps
+    return math.inf if regret is None else regret
+
+
 def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
@@ -231,7 +241,7 @@ def _spread(numbers: Iterable[float | None], form: str) -> str:
         return ""
 
     def text(number: float) -> str:
-        return "never" if math.isinf(number) else form.format(number)
+        return NEVER if math.isinf(number) else form.format(number)
 
     middle, least, most = map(text, (median(known), known[0], known[-1]))
     return middle if least == most else f"{middle} ({least}…{most})"
@@ -266,14 +276,18 @@ def _chart(one: Measured) -> alt.LayerChart:
             ),
         )
     )
-    begins = alt.Chart(alt.InlineData(values=_begins(one)))
-    rules = begins.mark_rule(color=COLOURS["gradweave"], strokeDash=[3, 3]).encode(x=steps)
-    names = begins.mark_text(align="left", baseline="top", dx=3, dy=2, fontSize=9).encode(
-        x=steps, y=alt.value(0), text="stage:N"
-    )
-    return alt.LayerChart(layer=[lines, rules, names]).properties(
-        width=260, height=160, title=f"{one.case}, {one.steps} steps"
-    )
+    stages = [_mark(begin, place, steps) for place, begin in enumerate(_begins(one))]
+    return alt.LayerChart(
+        layer=[lines, *(layer for layers in stages for layer in layers)]
+    ).properties(width=260, height=160, title=f"{one.case}, {one.steps} steps")
+
+
+def _marks(begin: StageBegin, place: int, steps: alt.X) -> tuple[alt.Chart, alt.Chart]:
+    """A line, and beside it the stage's name, below those of the stages before."""
+    base = alt.Chart(alt.InlineData(values=[{"stage": begin.stage, "step": begin.step}]))
+    line = base.mark_rule(color=COLOURS[OURS], strokeDash=[3, 3], strokeWidth=0.7)
+    name = base.mark_text(align="left", baseline="top", dx=3, dy=2 + 11 * place, fontSize=9)
+    return line.encode(x=steps), name.encode(x=steps, y=alt.value(0), text="stage:N")
 
 
 def _behind(one: Measured) -> list[dict[str, object]]:
@@ -287,10 +301,11 @@ def _behind(one: Measured) -> list[dict[str, object]]:
     return rows
 
 
-def _begins(one: Measured) -> list[dict[str, object]]:
-    turns = one.turns("gradweave")
-    found: list[dict[str, object]] = []
+def _begins(one: Measured) -> list[StageBegin]:
+    """Medians over the runs; where training begins there is nothing to mark."""
+    turns = one.turns(OURS)
+    found = []
     for stage in _stage_names(turns):
         steps = [step for turn in turns if (step := begin_of(turn, stage)) is not None]
-        found.append({"stage": stage, "step": median(steps)})
-    return found
+        found.append(StageBegin(stage, round(median(steps))))
+    return [begin for begin in found if begin.step > 1]

@@ -3,16 +3,21 @@
 from itertools import accumulate
 
 import pytest
-from regret_cases import CASES
+from ranks import on_processes
+from regret_cases import CASES, made_trace
 from regret_page import Everything, Measured, page
 
 from gradweave.bench.regret import (
+    RealWork,
+    RegretQuestion,
+    ReplayedWork,
     StageBegin,
     Turn,
     break_even_step,
     ratio_of_first,
     worst_stretch,
 )
+from gradweave.bench.regret_job import answers
 
 
 def turn(*steps_s, stages=(), runtime="gradweave"):
@@ -125,7 +130,7 @@ def test_the_page_compares_run_by_run():
 def test_the_page_has_rows_of_who_never_settles():
     run = (torchs(*[2.0] * 10), turn(*[3.0] * 10, stages=[("recording", 1)]))
     text = page(Everything(measured=[measured(run)]), "stem")
-    assert "|  |  |  |  | 30.0 | 1.500 | 1.500 |  | never |  |" in text
+    assert "|  |  |  |  | 30.0 | 1.500 | 1.500 | never | never |  |" in text
     assert "| 1 | 0 of 1 |" in text
 
 
@@ -134,3 +139,37 @@ def test_the_slow_link_is_what_it_is_said_to_be():
     assert len(trace.tensors) == 20
     assert trace.nbytes.sum() == 5e6
     assert (trace.forward_s, trace.backward_s) == (pytest.approx(0.007), pytest.approx(0.013))
+
+
+def all_answers(group, question):
+    return list(answers(question, group))
+
+
+TINY = ReplayedWork(
+    trace=made_trace("tiny", layers=2, elements=2000, forward_s=1e-4, backward_s=1e-4)
+)
+REAL = RealWork(model="small-cnn", batch_size=4, learning_rate=0.02)
+
+
+@pytest.mark.parametrize(("work", "given_mb", "found_mb"), [(TINY, None, 0.25), (REAL, 2.0, 2.0)])
+def test_runtimes_take_turns_on_all_ranks(work, given_mb, found_mb, tmp_path):
+    """Trains on two processes, with half a second before each turn: seconds."""
+    question = RegretQuestion(
+        work=work,
+        runtimes=("torch-ddp", "torch-ddp-tuned", "gradweave"),
+        steps=4,
+        runs=2,
+        cache=str(tmp_path),
+        bucket_cap_mb=given_mb,
+    )
+    ranks = on_processes(2, all_answers, question, scratch=tmp_path)
+    names = list(question.runtimes)
+    assert [turn.runtime for turn in ranks[0]] == names + names[::-1]
+    assert all(turn.correct and turn.steps == 4 for turn in ranks[0])
+    # The slowest rank's ends, so the same on all.
+    assert [turn.step_ends_s for turn in ranks[1]] == [turn.step_ends_s for turn in ranks[0]]
+    torch_turn, tuned, ours, *_ = ranks[0]
+    assert (torch_turn.bucket_cap_mb, tuned.bucket_cap_mb) == (None, found_mb)
+    assert (torch_turn.stages, tuned.stages) == ((), ())
+    assert ours.stages[0].step == 1
+    assert ours.explanation

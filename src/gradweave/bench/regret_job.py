@@ -118,7 +118,6 @@ def best_cap_mb(work: Work, group: dist.ProcessGroup) -> float:
     taken_s: dict[float, list[float]] = {cap: [] for cap in caps}
     for _ in range(SWEEP_REPEATS):
         for cap in caps:
-            gc.collect()
             step = work.step_of(_torchs(work.model(), group, cap))
             ends_s = step_ends_s(step, WARMUP + SWEEP_ITERATIONS, group)
             taken_s[cap].append(median(b - a for a, b in pairwise(ends_s[WARMUP - 1 :])))
@@ -146,7 +145,7 @@ def step_ends_s(
 def turn(
     runtime: str, work: Work, question: RegretQuestion, group: dist.ProcessGroup, cache: str | None
 ) -> Turn:
-    gc.collect()  # wrappers before, whose ends take time
+    gc.collect()  # takes half a second among torch's objects: not in the midst of some turn
     model = work.model()
     group.barrier().wait()
     began_s = time.perf_counter()
@@ -200,14 +199,7 @@ def turns(question: RegretQuestion, work: Work, group: dist.ProcessGroup) -> Ite
             yield turn(runtime, work, question, group, question.cache if remembers else None)
 
 
-def main() -> None:
-    question = asked(RegretQuestion)
-    with default_group() as group:
-        _answer_all(question, group)
-
-
-def _answer_all(question: RegretQuestion, group: dist.ProcessGroup) -> None:
-    """In a frame of its own: the group outlives every wrapper."""
+def answers(question: RegretQuestion, group: dist.ProcessGroup) -> Iterator[Turn]:
     work: Work
     if isinstance(question.work, RealWork):
         work = Real(question.work, group)
@@ -216,9 +208,15 @@ def _answer_all(question: RegretQuestion, group: dist.ProcessGroup) -> None:
     _torchs(work.model(), group, None)  # imports what wrappers need
     if TUNED in question.runtimes and question.bucket_cap_mb is None:
         question = replace(question, bucket_cap_mb=best_cap_mb(work, group))
-    for one in turns(question, work, group):
-        if group.rank() == 0:
-            answer(one)
+    return turns(question, work, group)
+
+
+def main() -> None:
+    question = asked(RegretQuestion)
+    with default_group() as group:
+        for one in answers(question, group):
+            if group.rank() == 0:
+                answer(one)
 
 
 if __name__ == "__main__":
