@@ -4,7 +4,7 @@ Four workers train a model of 25 million parameters with Adam under torch's wrap
 is measured is how far the largest resident memory lies above that before the model was made, so it
 holds parameters, gradients, the optimizer's state, buckets, and what a step needs besides: in a few
 steady steps, and from wrapping until our wrapper has settled, torch's for as many steps. Writes
-OUTPUT.md. Two minutes on two cores.
+OUTPUT.md. A few minutes on two cores, most of them for planning.
 """
 
 import argparse

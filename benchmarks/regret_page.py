@@ -87,9 +87,8 @@ def page(everything: Everything, stem: str) -> str:
         "turns, with a fresh model under a fresh wrapper, and which is first alternates. "
         "`gradweave-cached` has the plan that the first run of `gradweave` remembered; where "
         "that run did not settle there was nothing to remember. Numbers are medians over the runs, "
-        "in brackets the least and the largest; ratios are of two turns of the same run. A run that did "
-        "not settle has no settled step, and its regret is said to end never. What each column "
-        "means is in docs/measuring.md.",
+        "in brackets the least and the largest; ratios are of two turns of the same run. The regret "
+        "of a run that did not settle never ends. What each column means is in docs/measuring.md.",
     ]
     for cluster, found in _by_cluster(everything.measured).items():
         lines += ["", f"## {cluster}", "", *_cases(found), "", *_table(found), ""]
@@ -276,10 +275,11 @@ def _chart(one: Measured) -> alt.LayerChart:
             ),
         )
     )
-    stages = [_mark(begin, place, steps) for place, begin in enumerate(_begins(one))]
-    return alt.LayerChart(
-        layer=[lines, *(layer for layers in stages for layer in layers)]
-    ).properties(width=260, height=160, title=f"{one.case}, {one.steps} steps")
+    begins = enumerate(_begins(one))
+    marks = [mark for place, begin in begins for mark in _marks(begin, place, steps)]
+    return alt.LayerChart(layer=[lines, *marks]).properties(
+        width=260, height=160, title=f"{one.case}, {one.steps} steps"
+    )
 
 
 def _marks(begin: StageBegin, place: int, steps: alt.X) -> tuple[alt.Chart, alt.Chart]:
