@@ -1,110 +1,183 @@
 """Memory of a rank in training: ``python benchmarks/memory.py OUTPUT``.
 
-Four workers train a model of 25 million parameters with Adam for a few steps under torch's wrapper
-and ours. What is measured is how far the largest resident memory during steady steps lies above
-that before the model was made, so it holds parameters, gradients, the optimizer's state, buckets,
-and what a step needs besides. Writes OUTPUT.md. A minute on two cores.
+Four workers train a model of 25 million parameters with Adam under torch's wrapper and ours. What
+is measured is how far the largest resident memory lies above that before the model was made, so it
+holds parameters, gradients, the optimizer's state, buckets, and what a step needs besides: in a few
+steady steps, and from wrapping until our wrapper has settled, torch's for as many steps. Writes
+OUTPUT.md. A few minutes on two cores, most of them for planning.
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import torch
 import torch.distributed as dist
+from made_with import made_with
+from msgspec import Struct
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.lab import Cluster, ClusterSpec, OutputLine
 from gradweave.plan import Bucket, Plan
+from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.runtime.sharded import ShardedDataParallel
 
 WORKERS = 4
 LAYERS, WIDTH = 6, 2048
 STEPS = 3
+WARMUP = 2  # steps before those that are steady
+MOST_STEPS = 2000  # of planning
 KINDS = {
     "torch-ddp": "torch's wrapper",
     "torch-ddp-views": "torch's wrapper with gradient_as_bucket_view",
+    "gradweave": "DistributedDataParallel, when it has settled",
     "sharded": "ShardedDataParallel",
 }
+BEGINNINGS = {
+    "torch-ddp": "torch's wrapper",
+    "gradweave": "DistributedDataParallel",
+}
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """Of one rank: its largest in two stretches of a training."""
+
+    beginning_mb: float  # from wrapping until it was settled
+    beginning_steps: int
+    steady_mb: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path, help="path without suffix, or what a rank runs")
+    parser.add_argument("--beginning", type=int, default=WARMUP, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if "RANK" in os.environ:
-        print(f"measured {measured_mb(options.output.name)}", flush=True)
+        found = measured(options.output.name, options.beginning)
+        print(msgspec.json.encode(found).decode(), flush=True)
         return
-    found = {kind: on_all_ranks(kind) for kind in KINDS}
-    options.output.with_suffix(".md").write_text(page(found))
+    # Ours first: torch's is watched for as many steps.
+    ours = on_all_ranks("gradweave")
+    beginning = {
+        "torch-ddp": on_all_ranks("torch-ddp", beginning=ours[0].beginning_steps),
+        "gradweave": ours,
+    }
+    steady = {kind: on_all_ranks(kind) if kind != "gradweave" else ours for kind in KINDS}
+    options.output.with_suffix(".md").write_text(page(beginning, steady))
 
 
-def on_all_ranks(kind: str) -> list[float]:
-    found: list[float] = []
+def on_all_ranks(kind: str, *, beginning: int = WARMUP) -> list[Memory]:
+    found: list[Memory] = []
 
     def take(line: OutputLine) -> None:
-        if line.text.startswith("measured "):
-            found.append(float(line.text.split()[1]))
+        if line.text.startswith("{"):
+            found.append(msgspec.json.decode(line.text, type=Memory))
 
+    command = [sys.executable, __file__, kind, "--beginning", str(beginning)]
     with Cluster(ClusterSpec(nodes=WORKERS), loopback=True) as cluster:
-        result = cluster.start([sys.executable, __file__, kind], on_line=take).wait()
+        result = cluster.start(command, on_line=take).wait()
     if result.first_failure is not None:
         raise SystemExit(str(result.first_failure))
     return found
 
 
-def page(found: dict[str, list[float]]) -> str:
+def page(beginning: dict[str, list[Memory]], steady: dict[str, list[Memory]]) -> str:
     elements = sum(parameter.numel() for parameter in model().parameters())
+    steps = beginning["gradweave"][0].beginning_steps
+    peaks_mb = {kind: [one.steady_mb for one in found] for kind, found in steady.items()}
+    first_mb = {kind: [one.beginning_mb for one in found] for kind, found in beginning.items()}
     lines = [
         "# Memory of a rank in training",
         "",
-        f"Made by `python benchmarks/memory.py`: {WORKERS} workers, {elements / 1e6:.1f} million "
-        f"parameters ({elements * 4 / 1e6:.0f} MB), Adam. The largest resident memory in steady "
-        "steps, above that before the model was made; median over the ranks.",
+        made_with(),
         "",
+        f"Made by `python benchmarks/memory.py`: {WORKERS} workers, {elements / 1e6:.1f} million "
+        f"parameters ({elements * 4 / 1e6:.0f} MB), Adam. The largest resident memory above that "
+        "before the model was made; median over the ranks.",
+        "",
+        f"In {STEPS} steady steps:",
+        "",
+        *_table(KINDS, peaks_mb),
+        "",
+        f"From wrapping on, until DistributedDataParallel has settled: {steps} steps.",
+        "",
+        *_table(BEGINNINGS, first_mb),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(kinds: Mapping[str, str], peaks_mb: Mapping[str, list[float]]) -> list[str]:
+    torchs_mb = median(peaks_mb["torch-ddp"])
+    rows = ((text, median(peaks_mb[kind])) for kind, text in kinds.items())
+    return [
         "| | MB | of torch's |",
         "|---|---:|---:|",
+        *(f"| {text} | {mb:.0f} | {mb / torchs_mb:.0%} |" for text, mb in rows),
     ]
-    torchs = median(found["torch-ddp"])
-    for kind, text in KINDS.items():
-        lines.append(f"| {text} | {median(found[kind]):.0f} | {median(found[kind]) / torchs:.0%} |")
-    return "\n".join(lines) + "\n"
 
 
 def model() -> nn.Module:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
 
 
-def measured_mb(kind: str) -> float:
+def measured(kind: str, beginning: int) -> Memory:
+    """Whoever plans begins for as long as that takes."""
     dist.init_process_group("gloo")
     TorchDDP(nn.Linear(1, 1))  # imports what wrappers need
     before_mb = resident_mb("VmRSS")
-    wrapped = _wrapped(kind)
+    unwrapped = model()
+    forget_largest()
+    wrapped = _wrapped(kind, unwrapped)
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=1e-4)
     batch = torch.ones(2, WIDTH)
-    for number in range(2 + STEPS):
-        if number == 2:
-            Path("/proc/self/clear_refs").write_text("5")  # forgets the largest so far
+
+    def step() -> None:
         optimizer.zero_grad()
         wrapped(batch).square().mean().backward()
         optimizer.step()
+
+    steps = 0
+    while steps < beginning or not _is_settled(wrapped):
+        if steps == MOST_STEPS:
+            raise SystemExit(f"{kind} has not settled after {MOST_STEPS} steps")
+        step()
+        steps += 1
+    beginning_mb = resident_mb("VmHWM") - before_mb
+    forget_largest()
+    for _ in range(STEPS):
+        step()
     if isinstance(wrapped, ShardedDataParallel):
         wrapped.synchronise()
-    return resident_mb("VmHWM") - before_mb
+    steady_mb = resident_mb("VmHWM") - before_mb
+    return Memory(beginning_mb=beginning_mb, beginning_steps=steps, steady_mb=steady_mb)
 
 
-def _wrapped(kind: str) -> nn.Module:
+def _is_settled(wrapped: nn.Module) -> bool:
+    return not isinstance(wrapped, DistributedDataParallel) or (
+        wrapped.findings().stage == "settled"
+    )
+
+
+def _wrapped(kind: str, unwrapped: nn.Module) -> nn.Module:
+    if kind == "gradweave":
+        return DistributedDataParallel(unwrapped)
     if kind == "sharded":
         buckets = tuple(
             Bucket(tensors=(f"{layer}.bias", f"{layer}.weight"), collective="ring")
             for layer in reversed(range(LAYERS))
         )
         plan = Plan(planner="by layer", buckets=buckets, passes="both")
-        return ShardedDataParallel(model(), plan=plan)
-    return TorchDDP(model(), gradient_as_bucket_view=kind == "torch-ddp-views")
+        return ShardedDataParallel(unwrapped, plan=plan)
+    return TorchDDP(unwrapped, gradient_as_bucket_view=kind == "torch-ddp-views")
+
+
+def forget_largest() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def resident_mb(field: str) -> float:

@@ -152,7 +152,8 @@ def train_on_cluster(
 
 def steps(trace: Trace, settings: Settings) -> int:
     """How many times ``train_on_cluster`` will advance."""
-    swept = len(_swept_caps_mb(trace)) * SWEEP_REPEATS if TUNED in settings.runtimes else 0
+    caps = swept_caps_mb(trace.nbytes.sum())
+    swept = len(caps) * SWEEP_REPEATS if TUNED in settings.runtimes else 0
     found = 1 if OURS in settings.runtimes else 0
     passes = settings.repeats + (1 if settings.with_timelines else 0)
     return swept + found + (len(settings.runtimes) + 1) * passes
@@ -172,7 +173,7 @@ def _best_cap_mb(
     workers = cluster.spec.world_size
     cases = [
         replace(_case(TUNED, trace, network, workers, cap), runtime=f"{TUNED}:{cap}")
-        for cap in _swept_caps_mb(trace)
+        for cap in swept_caps_mb(trace.nbytes.sum())
     ]
     sweep = replace(settings, repeats=SWEEP_REPEATS, iterations=SWEEP_ITERATIONS)
     answers = _run(cluster, _question(trace, cases, sweep, timelines=False), advance)
@@ -181,10 +182,9 @@ def _best_cap_mb(
     return fastest.bucket_cap_mb
 
 
-def _swept_caps_mb(trace: Trace) -> list[float]:
-    """Up to the first that takes everything."""
-    total_mb = trace.nbytes.sum() / MIB
-    smaller = [cap for cap in SWEPT_MB if cap < total_mb]
+def swept_caps_mb(nbytes: float) -> list[float]:
+    """Up to the first that takes all of a model's gradients."""
+    smaller = [cap for cap in SWEPT_MB if cap < nbytes / MIB]
     return list(SWEPT_MB[: len(smaller) + 1])
 
 

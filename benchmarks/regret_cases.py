@@ -1,0 +1,102 @@
+"""The cases of regret.py: what is trained, and on which cluster where that belongs to it."""
+
+from dataclasses import dataclass
+
+from experiments import EXPERIMENTS, PAIRS, SHIPPED
+
+from gradweave import Trace, load_trace
+from gradweave.bench.regret import RealWork, ReplayedWork
+from gradweave.cli.demo import REAL
+from gradweave.lab import ClusterSpec
+from gradweave.trace import Tensor
+
+STEPS = 150
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    name: str
+    title: str
+    work: ReplayedWork | RealWork
+    spec: ClusterSpec | None = None  # None: any
+
+
+def shipped() -> list[Case]:
+    """As our wrapper is compared with torch's when it has settled."""
+    return [
+        _replayed(name, name, scale, forward_s=PAIRS.forward_s, backward_s=PAIRS.backward_s)
+        for name, scale in SHIPPED
+    ]
+
+
+def whole() -> Case:
+    """Nothing to gain: communication exceeds backward whatever is merged."""
+    (both,) = (experiment for experiment in EXPERIMENTS if experiment.name == "both-passes")
+    ((name, scale),) = both.traces
+    times = {"forward_s": both.forward_s, "backward_s": both.backward_s}
+    return _replayed(f"{name}-whole", name, scale, **times)
+
+
+def demos() -> Case:
+    return Case(
+        name=REAL.model,
+        title=f"the demo's real training, {REAL.batch_size} images of Fashion-MNIST a worker, SGD "
+        "with momentum",
+        work=RealWork(
+            model=REAL.model, batch_size=REAL.batch_size, learning_rate=REAL.learning_rate
+        ),
+    )
+
+
+def slow_link() -> Case:
+    trace = made_trace(
+        "slow-link", layers=10, elements=1_250_000, forward_s=0.007, backward_s=0.013
+    )
+    spec = ClusterSpec(nodes=2, rate="200mbit")
+    return Case(name=trace.name, title=_described(trace), work=ReplayedWork(trace=trace), spec=spec)
+
+
+def made_trace(
+    name: str, *, layers: int, elements: int, forward_s: float, backward_s: float
+) -> Trace:
+    """Layers alike, each of a weight and a bias of a thousandth of it."""
+    of_layer = elements // layers
+    tensors = []
+    for number, layer in enumerate(reversed(range(layers)), start=1):
+        sizes = {"bias": of_layer // 1000, "weight": of_layer - of_layer // 1000}
+        tensors += [
+            Tensor(
+                name=f"{layer}.{leaf}",
+                elements=size,
+                bytes_per_element=4,
+                ready_s=backward_s * number / layers,
+                forward_s=forward_s / layers if leaf == "bias" else 0.0,
+            )
+            for leaf, size in sizes.items()
+        ]
+    return Trace(
+        name=name,
+        origin="estimated",
+        source="layers alike, made for a benchmark",
+        batch_size=1,
+        tensors=tuple(tensors),
+    )
+
+
+def _replayed(
+    name: str, trace_name: str, scale: float, *, forward_s: float, backward_s: float
+) -> Case:
+    trace = load_trace(trace_name).rescaled(
+        forward_s=forward_s, backward_s=backward_s, parameter_scale=scale
+    )
+    return Case(name=name, title=_described(trace), work=ReplayedWork(trace=trace))
+
+
+def _described(trace: Trace) -> str:
+    return (
+        f"{len(trace.tensors)} tensors, {trace.nbytes.sum() / 1e6:.1f} MB, forward "
+        f"{trace.forward_s * 1e3:.0f} ms, backward {trace.backward_s * 1e3:.0f} ms"
+    )
+
+
+CASES = {case.name: case for case in [*shipped(), whole(), demos(), slow_link()]}
