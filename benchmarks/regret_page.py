@@ -87,7 +87,7 @@ def page(everything: Everything, stem: str) -> str:
         "turns, with a fresh model under a fresh wrapper, and which is first alternates. "
         "`gradweave-cached` has the plan that the first run of `gradweave` remembered; where "
         "that run did not settle there was nothing to remember. Numbers are medians over the runs, "
-        "in brackets the least and the largest; ratios are of two turns of the same run. The regret "
+        "in brackets the least and the largest; ratios are of two turns of the same run. Regret "
         "of a run that did not settle never ends. What each column means is in docs/measuring.md.",
     ]
     for cluster, found in _by_cluster(everything.measured).items():

@@ -7,7 +7,9 @@ from ranks import on_processes
 from regret_cases import CASES, made_trace
 from regret_page import Everything, Measured, page
 
+from gradweave.bench import regret_job
 from gradweave.bench.regret import (
+    RUNTIMES,
     RealWork,
     RegretQuestion,
     ReplayedWork,
@@ -17,7 +19,7 @@ from gradweave.bench.regret import (
     ratio_of_first,
     worst_stretch,
 )
-from gradweave.bench.regret_job import answers
+from gradweave.bench.regret_job import answers, turns
 
 
 def turn(*steps_s, stages=(), runtime="gradweave"):
@@ -173,3 +175,15 @@ def test_runtimes_take_turns_on_all_ranks(work, given_mb, found_mb, tmp_path):
     assert (torch_turn.stages, tuned.stages) == ((), ())
     assert ours.stages[0].step == 1
     assert ours.explanation
+
+
+def test_only_the_first_cold_run_fills_the_cache_and_none_reads_it(monkeypatch):
+    def noted(runtime, work, question, group, cache):
+        return runtime, cache
+
+    monkeypatch.setattr(regret_job, "turn", noted)
+    question = RegretQuestion(work=REAL, runtimes=RUNTIMES, steps=1, runs=3, cache="folder")
+    first, second, third = zip(*[iter(turns(question, None, None))] * len(RUNTIMES), strict=True)
+    assert [runtime for runtime, _ in first] == list(RUNTIMES)
+    assert dict(first) == {**dict(third), "gradweave": "folder"}
+    assert dict(second) == dict(third) == dict.fromkeys(RUNTIMES) | {"gradweave-cached": "folder"}
