@@ -404,13 +404,18 @@ def sparse_plan(compression):
 
 
 CHOSEN = Findings(
-    stage=Stage.SETTLED, plan=PLAN, trace=RECIPE.trace, network=RECIPE.network, step_s=1.0
+    stage=Stage.SETTLED,
+    plan=PLAN,
+    trace=RECIPE.trace,
+    network=RECIPE.network,
+    step_s=1.0,
+    planning_steps=20,
 )
 UNKEPT = {
-    "given": replace(CHOSEN, is_given=True),
-    "remembered": replace(CHOSEN, is_remembered=True),
+    "given": replace(CHOSEN, is_given=True, planning_steps=None),
+    "remembered": replace(CHOSEN, is_remembered=True, planning_steps=None),
     "given up": replace(CHOSEN, plan=None, note="no"),
-    "abandoned": replace(CHOSEN, note="other ranks cannot be reached"),
+    "abandoned": replace(CHOSEN, note="other ranks cannot be reached", planning_steps=None),
     "trying": replace(CHOSEN, stage=Stage.TRYING),
     "for a while": replace(CHOSEN, plan=sparse_plan(DENSITIES[0])),
 }

@@ -7,7 +7,6 @@ run, so that a machine that drifts drifts for all of them.
 import gc
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Protocol
@@ -185,8 +184,8 @@ def _torchs(model: nn.Module, group: dist.ProcessGroup, cap_mb: float | None) ->
 
 
 def _ours(model: nn.Module, group: dist.ProcessGroup, cache: str | None) -> DistributedDataParallel:
-    wrap = partial(DistributedDataParallel, process_group=group, init_sync=False)
-    return wrap(model) if cache is None else wrap(model, cache=cache)
+    # Without a folder none is used, also where the environment names one.
+    return DistributedDataParallel(model, process_group=group, init_sync=False, cache=cache or "")
 
 
 def turns(question: RegretQuestion, work: Work, group: dist.ProcessGroup) -> Iterator[Turn]:

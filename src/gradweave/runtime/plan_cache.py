@@ -76,8 +76,7 @@ class PlanCache:
     def keep(self, found: Findings) -> None:
         """Write what a session has found and settled on, once, on rank 0."""
         plan = found.plan
-        is_own = not (found.is_given or found.is_remembered)
-        is_chosen = found.stage is Stage.SETTLED and is_own
+        is_chosen = found.stage is Stage.SETTLED and found.planning_steps is not None
         if not self._keeps or plan is None or not is_chosen or plan is self._seen:
             return
         self._seen = plan
