@@ -25,8 +25,8 @@ from gradweave import DistributedDataParallel
 
 # The moments at which rank 1 ends: the stage, and how many steps after it was seen.
 MOMENTS = {
-    "recording, early": ("recording", 0),
-    "recording, late": ("recording", 15),
+    "recording": ("recording", 0),
+    "learning": ("learning", 1),
     "trying": ("trying", 1),
     "settled": ("settled", 5),
 }

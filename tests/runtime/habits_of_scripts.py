@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from habits_of_models import Convolutional, batch, network, sgd, take_step, train
 from habits_of_one_rank import Fails, metric_of
+from side_by_side import STAGES
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.data import DataLoader, TensorDataset
@@ -55,7 +56,7 @@ def loads_a_state(wrap, rank):
 
 
 def in_every_stage(wrap):
-    return any(wrap.begins(stage) for stage in ("not begun", "recording", "trying", "settled"))
+    return any(wrap.begins(stage) for stage in STAGES)
 
 
 def copies_its_model(wrap, rank):

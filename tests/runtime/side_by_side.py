@@ -15,13 +15,14 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import DistributedDataParallel
 
-STAGES = ("not begun", "recording", "trying", "settled")
-QUICK = {"record_steps": 1, "trial_steps": 1}
+STAGES = ("not begun", "recording", "learning", "trying", "settled")
+# Its plan is tried whatever is predicted, so that buckets change.
+QUICK = {"record_steps": 1, "trial_steps": 1, "planner": "single"}
 # So that torch's own buckets of these small models are several, and one of them is another plan.
 SMALL_BUCKETS = {"bucket_cap_mb": 0.0005}
 LEAST_STEPS, MOST_STEPS = 24, 600
 # Steps between two looks at the stage, and how often it is looked at once planning is over.
-LOOK_EVERY, LOOKS_AFTERWARDS = 4, 3
+LOOK_EVERY, LOOKS_AFTERWARDS = 1, 12
 
 
 class Course(NamedTuple):

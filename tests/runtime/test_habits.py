@@ -170,7 +170,13 @@ def left_out(group, stage, laters):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "laters"),
-    [("not begun", range(8)), ("recording", range(3)), ("trying", range(16)), ("settled", [0, 5])],
+    [
+        ("not begun", range(8)),
+        ("recording", range(3)),
+        ("learning", range(4)),
+        ("trying", range(12)),
+        ("settled", [0, 5]),
+    ],
 )
 def test_a_layer_left_out_is_told_in_the_next_step(tmp_path, stage, laters):
     """Seconds: a course for each. Whoever changes buckets in that step must not forget it."""
