@@ -19,6 +19,7 @@ from gradweave.bench.regret import (
     worst_stretch,
 )
 from gradweave.bench.training import OURS, TORCH, TUNED
+from gradweave.session.findings import Stage
 
 # What people wait for before they judge.
 EARLY_STEPS = 100
@@ -182,13 +183,10 @@ def _stages(found: Sequence[Measured]) -> list[str]:
     return lines
 
 
-def _stage_names(turns: Iterable[Turn]) -> list[str]:
-    """In the order in which they begin, as a rule."""
-    begins: dict[str, list[int]] = {}
-    for turn in turns:
-        for place, begin in enumerate(turn.stages):
-            begins.setdefault(begin.stage, []).append(place)
-    return sorted(begins, key=lambda stage: median(begins[stage]))
+def _stage_names(turns: Iterable[Turn]) -> list[Stage]:
+    """Those that were seen, in the order in which planning comes to them."""
+    seen = {begin.stage for turn in turns for begin in turn.stages}
+    return [stage for stage in Stage if stage in seen]
 
 
 def begin_of(turn: Turn, stage: str) -> float | None:

@@ -1,11 +1,12 @@
-"""Settled steps of this checkout against those of another commit's, in turn.
+"""Plans that this checkout settles on against those of another commit's, in turn.
 
-``python benchmarks/settled_pairs.py OUTPUT --against COMMIT`` runs `gradweave bench training` with
-the wrapper that plans by itself, once with this checkout and once with the other, which goes to a
-temporary worktree; which of them is first alternates from pair to pair. Writes OUTPUT.json (every
-time) and OUTPUT.md (ratios of pairs with 95 % intervals). A pair takes two to three minutes per
-trace on two cores, so thirty pairs of three traces take about four hours; leave the machine alone
-meanwhile.
+``python benchmarks/settled_pairs.py OUTPUT --against COMMIT``: for each shipped trace our wrapper
+plans by itself in a training of this checkout and in one of the other, which goes to a temporary
+worktree. When it has settled nothing of planning is left in a step, so the two differ by their
+plans alone. These then run in turn on one cluster, and which is first alternates. Writes
+OUTPUT.json (every time) and OUTPUT.md (ratios of pairs with 95 % intervals). Thirty pairs take
+three to four minutes per trace on two cores, most of them for planning; leave the machine alone
+meanwhile. ``--append`` keeps what OUTPUT.json has of other traces.
 """
 
 import argparse
@@ -13,8 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -24,34 +24,37 @@ from experiments import PAIRS, SHIPPED
 from made_with import made_with
 from msgspec import Struct
 
-from gradweave.results import Result
+from gradweave import Trace, files, load_trace
+from gradweave.bench.jobs import ask
+from gradweave.bench.training import JOB, OURS, Case, TrainingAnswer, TrainingQuestion
+from gradweave.lab import Cluster, ClusterSpec
+from gradweave.plan import Plan
+from gradweave.runs import RunFolder
 
 ROOT = Path(__file__).parents[1]
-TRACES = ("resnet50", "densenet201", "googlenet-k80")
-RUNTIME = "gradweave"
 (NODES, RATE), *_ = PAIRS.clusters
-# Our wrapper calibrates by itself; the benchmark would, too, for predictions of other runtimes.
+# Our wrapper learns by itself; the benchmark would calibrate, too, for other runtimes.
 NETWORK = "gtopk-1gbe"
+HERE, THERE = "here", "there"
+IN_TURN = (HERE, THERE, THERE, HERE)
+WARMUP, ITERATIONS = 2, 3
 
 
-class Pair(Struct, frozen=True, kw_only=True):
-    """One settled step time of each checkout, measured one after the other."""
+class Planning(Struct, frozen=True, kw_only=True):
+    """What both checkouts have settled on, each once, and what its steps took in turn."""
 
-    trace: str
-    here_s: float
-    there_s: float
     here_messages: int
     there_messages: int
+    here_predicted_s: float
+    there_predicted_s: float
+    pairs_s: list[tuple[float, float]]  # here and there, neighbours in time
 
-    @property
-    def ratio(self) -> float:
-        return self.here_s / self.there_s
 
-
-class Everything(Struct, frozen=True, kw_only=True):
-    made_with: str
+class Compared(Struct, frozen=True, kw_only=True):
+    trace: str
     against: str
-    pairs: list[Pair]
+    made_with: str
+    plannings: list[Planning]
 
 
 def main() -> None:
@@ -59,35 +62,24 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="path without suffix")
     parser.add_argument("--against", required=True, metavar="COMMIT")
     parser.add_argument("--pairs", type=int, default=30, help="of each trace (default: 30)")
-    parser.add_argument("--repeats", type=int, default=3, help="in each run (default: 3)")
-    parser.add_argument("--iterations", type=int, default=5, help="in each repeat (default: 5)")
+    parser.add_argument("--plannings", type=int, default=1, help="of each trace (default: 1)")
     names = sorted(dict(SHIPPED))
-    parser.add_argument("--trace", choices=names, action="append", help="default: three of them")
+    parser.add_argument("--trace", choices=names, action="append", help="default: all")
+    parser.add_argument("--append", action="store_true", help="to what OUTPUT.json has")
     options = parser.parse_args()
-    pairs: list[Pair] = []
+    raw = options.output.with_suffix(".json")
+    found: dict[str, Compared] = {}
+    if options.append and raw.exists():
+        known = msgspec.json.decode(raw.read_bytes(), type=list[Compared])
+        found = {one.trace: one for one in known}
     with worktree(options.against) as there:
-        for number in range(options.pairs):
-            for trace in options.trace or TRACES:
-                began_s = time.monotonic()
-                pairs.append(
-                    measured(
-                        trace,
-                        there,
-                        is_here_first=number % 2 == 0,
-                        repeats=options.repeats,
-                        iterations=options.iterations,
-                    )
-                )
-                print(
-                    f"pair {number + 1} of {options.pairs}, {trace}: {pairs[-1].ratio:.3f}, took "
-                    f"{time.monotonic() - began_s:.0f} s",
-                    flush=True,
-                )
-                # Kept after each, for a run may be interrupted.
-                everything = Everything(made_with=made_with(), against=options.against, pairs=pairs)
-                raw = msgspec.json.format(msgspec.json.encode(everything), indent=1)
-                options.output.with_suffix(".json").write_bytes(raw)
-    text = page(everything, repeats=options.repeats, iterations=options.iterations)
+        for name in options.trace or names:
+            found[name] = compared(name, there, options)
+            print(_row(found[name]), flush=True)
+            # Kept after each, for a run may be interrupted.
+            encoded = msgspec.json.encode(list(found.values()))
+            raw.write_bytes(msgspec.json.format(encoded, indent=1))
+    text = page(list(found.values()))
     options.output.with_suffix(".md").write_text(text)
     print(text)
 
@@ -105,85 +97,131 @@ def worktree(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(path)], check=True)
 
 
-def measured(
-    trace: str, there: Path, *, is_here_first: bool, repeats: int, iterations: int
-) -> Pair:
-    found: dict[Path, Result] = {}
-    for checkout in (ROOT, there) if is_here_first else (there, ROOT):
-        found[checkout] = settled(checkout, trace, repeats=repeats, iterations=iterations)
-    return Pair(
-        trace=trace,
-        here_s=found[ROOT].iteration_s,
-        there_s=found[there].iteration_s,
-        here_messages=found[ROOT].messages,
-        there_messages=found[there].messages,
+def compared(name: str, there: Path, options: argparse.Namespace) -> Compared:
+    trace = load_trace(name).rescaled(
+        forward_s=PAIRS.forward_s, backward_s=PAIRS.backward_s, parameter_scale=dict(SHIPPED)[name]
+    )
+    pairs = max(len(IN_TURN) // 2, options.pairs // options.plannings)
+    return Compared(
+        trace=name,
+        against=options.against,
+        made_with=made_with(),
+        plannings=[planned_and_timed(trace, there, pairs) for _ in range(options.plannings)],
     )
 
 
-def settled(checkout: Path, trace: str, *, repeats: int, iterations: int) -> Result:
-    """What the wrapper of that checkout takes when it has settled, in a process of its own."""
-    with tempfile.TemporaryDirectory() as runs:
+def planned_and_timed(trace: Trace, there: Path, pairs: int) -> Planning:
+    (here_plan, here_s), (there_plan, there_s) = (settled(path, trace) for path in (ROOT, there))
+    return Planning(
+        here_messages=len(here_plan.buckets),
+        there_messages=len(there_plan.buckets),
+        here_predicted_s=here_s,
+        there_predicted_s=there_s,
+        pairs_s=timed(trace, {HERE: here_plan, THERE: there_plan}, pairs),
+    )
+
+
+def settled(checkout: Path, trace: Trace) -> tuple[Plan, float]:
+    """Return the plan that a checkout's wrapper settles on, and what it expects of a step."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        files.write(file, trace)
         words = {
-            "--trace": trace,
-            "--forward": PAIRS.forward_s,
-            "--backward": PAIRS.backward_s,
-            "--parameter-scale": dict(SHIPPED)[trace],
-            "--runtime": RUNTIME,
+            "--trace": file,
+            "--runtime": OURS,
             "--network": NETWORK,
             "--nodes": NODES,
             "--rate": RATE,
-            "--repeats": repeats,
-            "--iterations": iterations,
-            "--output": runs,
+            "--repeats": 1,
+            "--iterations": 1,
+            "--output": Path(folder, "runs"),
         }
         arguments = [str(word) for pair in words.items() for word in pair]
-        ran = subprocess.run(
+        subprocess.run(
             [sys.executable, "-m", "gradweave", "bench", "training", *arguments, "--json"],
             env={**os.environ, "PYTHONPATH": str(checkout / "src")},
             cwd=checkout,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             check=True,
         )
-    (result,) = msgspec.json.decode(ran.stdout, type=list[Result])
-    if not result.correct:
-        raise SystemExit(f"{checkout} computes wrong gradients of {trace}")
-    return result
+        (path,) = Path(folder, "runs").iterdir()
+        run = RunFolder(path).read()
+    return run.plans[OURS], run.predicted[OURS].iteration_s
 
 
-def page(everything: Everything, *, repeats: int, iterations: int) -> str:
+def timed(trace: Trace, plans: dict[str, Plan], pairs: int) -> list[tuple[float, float]]:
+    """What a step takes with each of both plans, on a fresh wrapper each time."""
+    question = TrainingQuestion(
+        trace=trace,
+        mode="waiting",
+        cases=tuple(Case(runtime=name, plan=plans[name]) for name in IN_TURN),
+        warmup=WARMUP,
+        iterations=ITERATIONS,
+        repeats=pairs // (len(IN_TURN) // 2),
+        with_timelines=False,
+    )
+    answers: list[TrainingAnswer] = []
+
+    def take(text: str) -> None:
+        answers.append(msgspec.json.decode(text, type=TrainingAnswer))
+
+    with Cluster(ClusterSpec(nodes=NODES, rate=RATE)) as cluster:
+        ask(cluster, JOB, question, on_answer=take)
+    found = []
+    for neighbours in zip(answers[::2], answers[1::2], strict=True):
+        taken_s = {answer.runtime: answer.iteration_s or 0.0 for answer in neighbours}
+        if not all(answer.correct for answer in neighbours):
+            raise SystemExit(f"gradients of {trace.name} are wrong")
+        found.append((taken_s[HERE], taken_s[THERE]))
+    return found
+
+
+def page(found: Sequence[Compared]) -> str:
     lines = [
-        "# Settled steps, against another commit's",
+        "# Settled plans, against another commit's",
         "",
-        everything.made_with,
+        f"Made by `python benchmarks/settled_pairs.py`: replayed traces on {NODES} emulated nodes "
+        f"at {RATE}, forward {PAIRS.forward_s:g} s and backward {PAIRS.backward_s:g} s. Both "
+        "checkouts plan by themselves, each in a training of its own, and what they settle on then "
+        f"runs in turn, on a fresh wrapper each time: the median of {ITERATIONS} steps. A ratio "
+        "is of neighbours: mean and 95 % interval. Predictions are what the wrapper expected of "
+        "the plan that it chose, before the step was measured.",
         "",
-        f"Made by `python benchmarks/settled_pairs.py --against {everything.against}`: replayed "
-        f"traces on {NODES} emulated nodes at {RATE}, forward {PAIRS.forward_s:g} s and backward "
-        f"{PAIRS.backward_s:g} s. Each time is of a run of its own, of which both checkouts have "
-        f"had their turn: the median of {repeats} repeats of {iterations} iterations, after our "
-        "wrapper has settled. In brackets messages, which may differ from run to run. A ratio is "
-        "of the two runs of a pair: mean and 95 % interval.",
+        "| trace | plannings | pairs | messages, here | there | predicted, ms, here | there "
+        "| step, ms, here | there | ratio | commits |",
+        f"|---|{'---:|' * 9}---|",
+        *map(_row, sorted(found, key=lambda one: one.trace)),
         "",
-        f"| trace | pairs | here, ms | {everything.against}, ms | ratio |",
-        "|---|---:|---:|---:|---:|",
+        *dict.fromkeys(one.made_with for one in found),
     ]
-    for trace in dict.fromkeys(pair.trace for pair in everything.pairs):
-        pairs = [pair for pair in everything.pairs if pair.trace == trace]
-        here = _times([(pair.here_s, pair.here_messages) for pair in pairs])
-        there = _times([(pair.there_s, pair.there_messages) for pair in pairs])
-        ratio = _ratio([pair.ratio for pair in pairs])
-        lines.append(f"| {trace} | {len(pairs)} | {here} | {there} | {ratio} |")
     return "\n".join(lines) + "\n"
 
 
-def _times(runs: list[tuple[float, int]]) -> str:
-    messages = sorted({messages for _, messages in runs})
-    numbers = "/".join(map(str, messages))
-    return f"{median(taken_s for taken_s, _ in runs) * 1e3:,.0f} ({numbers})"
+def _row(one: Compared) -> str:
+    pairs_s = [pair for planning in one.plannings for pair in planning.pairs_s]
+    here_s, there_s = zip(*pairs_s, strict=True)
+    commit = one.made_with.split()[1].strip(",")
+    cells = [
+        one.trace,
+        len(one.plannings),
+        len(pairs_s),
+        _each(planning.here_messages for planning in one.plannings),
+        _each(planning.there_messages for planning in one.plannings),
+        _each(round(planning.here_predicted_s * 1e3) for planning in one.plannings),
+        _each(round(planning.there_predicted_s * 1e3) for planning in one.plannings),
+        f"{median(here_s) * 1e3:.0f}",
+        f"{median(there_s) * 1e3:.0f}",
+        _ratio([here_s / there_s for here_s, there_s in pairs_s]),
+        f"{commit}, {one.against}",
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
-def _ratio(ratios: list[float]) -> str:
-    if len(ratios) == 1:
-        return f"{ratios[0]:.3f}"
+def _each(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _ratio(ratios: Sequence[float]) -> str:
     return f"{mean(ratios):.3f} ± {1.96 * stdev(ratios) / len(ratios) ** 0.5:.3f}"
 
 
