@@ -31,7 +31,7 @@ from gradweave.runtime import plan_cache
 from gradweave.runtime.options import Options
 from gradweave.runtime.plan_cache import CACHE_VARIABLE, PlanCache
 from gradweave.session.findings import Findings, Stage
-from gradweave.session.session import PlanningTask
+from gradweave.session.task import PlanningTask
 
 KINDS = {
     "dense": (DistributedDataParallel, {}),

@@ -7,7 +7,7 @@ from torch import nn
 
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.session.session import LAST_STEP
+from gradweave.session.task import LAST_STEP
 from gradweave.sparse.settings import GTopK, TopK
 
 

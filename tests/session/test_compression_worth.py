@@ -15,7 +15,8 @@ from gradweave.recipe import Recipe
 from gradweave.session.compression import verdict, with_compression_price
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Findings, Stage
-from gradweave.session.session import LAST_STEP, PlanningTask, Session
+from gradweave.session.session import Session
+from gradweave.session.task import LAST_STEP, PlanningTask
 from gradweave.sparse.exchange import EXCHANGES
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.settings import GTopK, settings_for

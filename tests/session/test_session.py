@@ -31,10 +31,12 @@ from gradweave.session.commands import (
     Told,
     Unplannable,
 )
+from gradweave.session.contest import MOST_CHALLENGERS
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Stage
 from gradweave.session.learning import MessageSample
-from gradweave.session.session import MOST_CHALLENGERS, MOST_STEPS, PlanningTask, Session
+from gradweave.session.session import Session
+from gradweave.session.task import AGREEING_STEPS, PlanningTask
 
 NETWORK = Network(name="n", source="n", links=flat(Link(latency_s=1e-4, s_per_byte=1e-8)))
 MOST_COMMANDS = 60
@@ -89,13 +91,21 @@ class Owner:
                     self.installed = command.buckets
                 self.stages.append(self.session.findings.stage)
                 return
-            command = self.session.reply(self.told(self.carry_out(command)))
+            command = self.session.reply(self.told(command))
 
-    def told(self, reply):
-        """Whatever takes steps is told with their number."""
+    def told(self, command):
+        """What came of it; whatever takes steps is told with their number."""
+        reply = self.carry_out(command)
         if reply is None or isinstance(reply, StepsTaken):
             return reply
-        self.steps += 3
+        self.steps += AGREEING_STEPS
+        match command:
+            case Record():
+                self.steps += 2 + command.steps
+            case TimeSteps():
+                self.steps += command.settling_steps + command.steps
+            case Probe():
+                self.steps += 3 * len(command.sizes_bytes)
         return Told(reply=reply, steps=self.steps, elapsed_s=self.elapsed_s)
 
     def carry_out(self, command):  # noqa: PLR0911
@@ -154,7 +164,7 @@ class Owner:
             command.trace,
             command.network,
             workers=4,
-            planner="optimal",
+            planner=self.session.task.planner,
             collectives=command.network.collectives,
             baseline_lengths=self.baseline_lengths(),
             compression=command.compression,
@@ -211,12 +221,13 @@ def test_it_keeps_nothing_that_was_slower_than_the_baseline(data):
         assert list(trial.visits_s) == driven.visits_s[lengths]
 
 
-@given(data=st.data())
-def test_planning_is_short_and_nothing_is_noted_after_it(data):
-    driven = owner(data, PlanningTask(workers=4, baseline_caps_bytes=(1, 10**9)))
+@given(data=st.data(), trial_steps=st.integers(1, 20))
+def test_planning_is_short_and_nothing_is_noted_after_it(data, trial_steps):
+    task = PlanningTask(workers=4, baseline_caps_bytes=(1, 10**9), trial_steps=trial_steps)
+    driven = owner(data, task)
     driven.run()
     assert not driven.notes_messages
-    assert driven.steps <= MOST_STEPS
+    assert driven.steps <= driven.session.task.most_steps
     assert len(driven.session.findings.trials) <= 1 + MOST_CHALLENGERS
 
 
@@ -252,7 +263,7 @@ def test_a_failure_ends_planning_and_not_training(data, fails_at):
                 assert command.buckets is SimpleBuckets.ORIGINAL
                 driven.installed = command.buckets
             break
-        command = driven.session.reply(driven.told(driven.carry_out(command)))
+        command = driven.session.reply(driven.told(command))
     if driven.session.findings.plan is not None:
         assert driven.installed == driven.session.findings.plan
     else:
@@ -342,6 +353,46 @@ def test_where_nothing_can_be_gained_nothing_is_tried(small_trace):
     assert "beside backward" in found.note or "would gain" in found.note
     assert f"Torch's own buckets stay: {found.note}." in explanation(found, workers=4)
     assert found.regret_steps is not None
+
+
+def test_steps_that_are_over_are_no_reason_to_try(small_trace):
+    """Where planning took long before anything could be tried, that is what is said."""
+    driven = Owner(Session(PlanningTask(workers=4, baseline_caps_bytes=(1, 1))), small_trace, None)
+    driven.draw = lambda strategy: 1.0 if strategy is times_s else Recorded(small_trace)
+    driven.steps = -driven.session.task.most_steps
+    command = driven.session.begin()
+    while not isinstance(command, FindCandidates):
+        command = driven.session.reply(driven.told(command))
+    driven.steps = driven.session.task.most_steps
+    while command is not None:
+        command = driven.session.reply(driven.told(command))
+    found = driven.session.findings
+    assert len(found.trials) == 1
+    assert found.note == "the steps that planning may take were over before anything could be tried"
+
+
+def test_plans_are_tried_after_a_long_warm_up(small_trace):
+    """Its steps are the user's, not planning's."""
+    task = PlanningTask(
+        workers=4,
+        planner="single",
+        baseline_caps_bytes=(1, 1),
+        compression_at=lambda step: density_at(step // 1000),
+    )
+    trace = small_trace.with_bytes_per_element(4)
+    driven = Owner(Session(task), trace, None)
+    driven.draw = lambda strategy: 1.0 if strategy is times_s else Recorded(trace)
+    take_steps = driven.carry_out
+
+    def counting(command):
+        if isinstance(command, TakeSteps):
+            driven.steps += command.steps
+        return take_steps(command)
+
+    driven.carry_out = counting
+    driven.run()
+    assert driven.taken >= 5000
+    assert len(driven.session.findings.trials) > 1
 
 
 def test_while_it_plans_it_says_what_it_waits_for(small_trace):

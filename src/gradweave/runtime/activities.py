@@ -21,7 +21,7 @@ from gradweave.session.commands import (
     TimeSteps,
 )
 from gradweave.session.learning import MessageTimes, samples_of
-from gradweave.session.session import PlanningTask
+from gradweave.session.task import PlanningTask
 from gradweave.session.trials import LEAST_STEPS
 
 

@@ -46,7 +46,8 @@ from gradweave.runtime.reducer_engine import ReducerEngine
 from gradweave.runtime.tensors import batch_size
 from gradweave.runtime.transports import SettlingJoinHook, Transports
 from gradweave.session.commands import SimpleBuckets
-from gradweave.session.session import PlanningTask, Session
+from gradweave.session.session import Session
+from gradweave.session.task import PlanningTask
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.training import SparseTraining
 from gradweave.torch_internals import is_compiled, is_in_join, torch_caps_bytes

@@ -24,7 +24,7 @@ from gradweave.runtime.options import Options
 from gradweave.runtime.plan_source import device_name
 from gradweave.session.compression import verdict
 from gradweave.session.findings import Findings, Stage
-from gradweave.session.session import LAST_STEP, PlanningTask
+from gradweave.session.task import LAST_STEP, PlanningTask
 from gradweave.simulation import simulate
 
 logger = logging.getLogger(__name__)

@@ -39,7 +39,8 @@ from gradweave.runtime.plan_cache import PlanCache, open_cache, watched_share
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
 from gradweave.runtime.tensors import batch_size
-from gradweave.session.session import PlanningTask, Session
+from gradweave.session.session import Session
+from gradweave.session.task import PlanningTask
 from gradweave.torch_internals import FOR_BACKWARD_CALLBACKS, is_compiled, require
 from gradweave.vocabulary import MIB
 

@@ -162,6 +162,8 @@ def _gain(
 ) -> list[str]:
     unplanned = next(trial for trial in trials if trial.candidate.is_baseline)
     chosen = next(trial for trial in trials if trial.candidate.plan == plan)
+    if chosen is unplanned:
+        return []
     before_s, now_s = (
         simulate(trace, one, network, workers=workers).exposed_s
         for one in (unplanned.candidate.plan, plan)

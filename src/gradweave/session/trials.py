@@ -48,8 +48,13 @@ class Outcome(Enum):
     CLOSE = "they have to run again"
 
 
-def outcome(challenger_s: Sequence[float], champion_s: Sequence[float]) -> Outcome:
-    """Of median steps in the order of visits; the champion's first came first, then by turns."""
+def outcome(
+    challenger_s: Sequence[float], champion_s: Sequence[float], *, is_last: bool = False
+) -> Outcome:
+    """Of median steps in the order of visits; the champion's first came first, then by turns.
+
+    ``is_last``: nobody can run again.
+    """
     in_turn = [s for s in chain(*zip_longest(champion_s, challenger_s)) if s is not None]
     # Relative to what was there first, negative where the challenger is faster.
     differences = [
@@ -62,6 +67,6 @@ def outcome(challenger_s: Sequence[float], champion_s: Sequence[float]) -> Outco
         is_clear = max(both) < -CLEAR_AT_ONCE
     else:
         is_clear = max(both) < -CLEAR_IN_TURN or min(both) > CLEAR_IN_TURN
-    if not is_clear and len(challenger_s) < MOST_VISITS:
+    if not (is_clear or is_last) and len(challenger_s) < MOST_VISITS:
         return Outcome.CLOSE
     return Outcome.FASTER if max(both) < -TRIAL_NOISE else Outcome.NOT_FASTER
