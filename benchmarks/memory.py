@@ -2,15 +2,15 @@
 
 Four workers train a model of 25 million parameters with Adam under torch's wrapper and ours. What
 is measured is how far the largest resident memory lies above that before the model was made, so it
-holds parameters, gradients, the optimizer's state, buckets, and what a step needs besides: in a few
-steady steps, and from wrapping until our wrapper has settled, torch's for as many steps. Writes
-OUTPUT.md. A few minutes on two cores, most of them for planning.
+holds parameters, gradients, the optimizer's state, buckets, and what a step needs besides: from
+wrapping until our wrapper has settled, others for as many steps, and in a few steady steps after
+that. Writes OUTPUT.md. A few minutes on two cores.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -35,12 +35,8 @@ MOST_STEPS = 2000  # of planning
 KINDS = {
     "torch-ddp": "torch's wrapper",
     "torch-ddp-views": "torch's wrapper with gradient_as_bucket_view",
-    "gradweave": "DistributedDataParallel, when it has settled",
-    "sharded": "ShardedDataParallel",
-}
-BEGINNINGS = {
-    "torch-ddp": "torch's wrapper",
     "gradweave": "DistributedDataParallel",
+    "sharded": "ShardedDataParallel, with a plan",
 }
 
 
@@ -61,14 +57,12 @@ def main() -> None:
         found = measured(options.output.name, options.beginning)
         print(msgspec.json.encode(found).decode(), flush=True)
         return
-    # Ours first: torch's is watched for as many steps.
+    # Ours first: the memory of a process grows a little from step to step, whoever wraps.
     ours = on_all_ranks("gradweave")
-    beginning = {
-        "torch-ddp": on_all_ranks("torch-ddp", beginning=ours[0].beginning_steps),
-        "gradweave": ours,
-    }
-    steady = {kind: on_all_ranks(kind) if kind != "gradweave" else ours for kind in KINDS}
-    options.output.with_suffix(".md").write_text(page(beginning, steady))
+    steps = ours[0].beginning_steps
+    others = [kind for kind in KINDS if kind != "gradweave"]
+    found = {kind: on_all_ranks(kind, beginning=steps) for kind in others}
+    options.output.with_suffix(".md").write_text(page({**found, "gradweave": ours}))
 
 
 def on_all_ranks(kind: str, *, beginning: int = WARMUP) -> list[Memory]:
@@ -86,11 +80,11 @@ def on_all_ranks(kind: str, *, beginning: int = WARMUP) -> list[Memory]:
     return found
 
 
-def page(beginning: dict[str, list[Memory]], steady: dict[str, list[Memory]]) -> str:
+def page(found: Mapping[str, Sequence[Memory]]) -> str:
     elements = sum(parameter.numel() for parameter in model().parameters())
-    steps = beginning["gradweave"][0].beginning_steps
-    peaks_mb = {kind: [one.steady_mb for one in found] for kind, found in steady.items()}
-    first_mb = {kind: [one.beginning_mb for one in found] for kind, found in beginning.items()}
+    steps = found["gradweave"][0].beginning_steps
+    steady_mb = {kind: [one.steady_mb for one in ranks] for kind, ranks in found.items()}
+    first_mb = {kind: [one.beginning_mb for one in ranks] for kind, ranks in found.items()}
     lines = [
         "# Memory of a rank in training",
         "",
@@ -100,20 +94,20 @@ def page(beginning: dict[str, list[Memory]], steady: dict[str, list[Memory]]) ->
         f"parameters ({elements * 4 / 1e6:.0f} MB), Adam. The largest resident memory above that "
         "before the model was made; median over the ranks.",
         "",
-        f"In {STEPS} steady steps:",
-        "",
-        *_table(KINDS, peaks_mb),
-        "",
         f"From wrapping on, until DistributedDataParallel has settled: {steps} steps.",
         "",
-        *_table(BEGINNINGS, first_mb),
+        *_table(first_mb),
+        "",
+        f"In {STEPS} steady steps after those:",
+        "",
+        *_table(steady_mb),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _table(kinds: Mapping[str, str], peaks_mb: Mapping[str, list[float]]) -> list[str]:
+def _table(peaks_mb: Mapping[str, list[float]]) -> list[str]:
     torchs_mb = median(peaks_mb["torch-ddp"])
-    rows = ((text, median(peaks_mb[kind])) for kind, text in kinds.items())
+    rows = ((text, median(peaks_mb[kind])) for kind, text in KINDS.items())
     return [
         "| | MB | of torch's |",
         "|---|---:|---:|",

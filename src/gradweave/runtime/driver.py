@@ -190,6 +190,8 @@ class Driver:
             if self._taking > 0:
                 return None
             return StepsTaken(self._instruments.training_step())
+        if not self._has_said:
+            return None  # rank 0 waits for what all have to say; asking the store would cost time
         if self._board.rank == 0:
             text = self._announcements.pop(self._steps, None)
         else:
