@@ -54,8 +54,8 @@ def main() -> None:
     parser.add_argument("--beginning", type=int, default=WARMUP, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if "RANK" in os.environ:
-        found = measured(options.output.name, options.beginning)
-        print(msgspec.json.encode(found).decode(), flush=True)
+        mine = measured(options.output.name, options.beginning)
+        print(msgspec.json.encode(mine).decode(), flush=True)
         return
     # Ours first: the memory of a process grows a little from step to step, whoever wraps.
     ours = on_all_ranks("gradweave")

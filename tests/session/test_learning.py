@@ -126,8 +126,19 @@ def test_nothing_is_known_of_no_messages():
 
 
 def test_only_what_training_does_not_send_is_probed():
-    assert sizes_to_probe([sample(MB, taken_s=1)], is_sparse=False) == PROBED_BYTES
-    assert sizes_to_probe([sample(1500, MB, taken_s=1)], is_sparse=False) == ()
-    network = learnt_network([sample(MB, taken_s=0.01)], workers=2, model_bytes=MB)
-    curve = network.cost("all-reduce", "native", workers=2)
-    assert 0 < probe_takes_s(curve, PROBED_BYTES) < 12 * 0.01
+    assert sizes_to_probe([sample(MB, taken_s=1)], "native", is_sparse=False) == PROBED_BYTES
+    small = [sample(1500, MB, taken_s=1)]
+    assert sizes_to_probe(small, "native", is_sparse=False) == ()
+    # What small messages of one collective cost says nothing of another's.
+    assert sizes_to_probe(small, "ring", is_sparse=False) == PROBED_BYTES
+    assert 0 < probe_takes_s([sample(MB, taken_s=0.01)], PROBED_BYTES[-1]) < 6 * 0.01
+
+
+@pytest.mark.parametrize("sizes", [(MB,), (MB, 11 * MB), (5000, 5000, 5000)])
+def test_where_all_samples_are_alike_half_is_start_up(sizes):
+    """Nobody can tell start-ups from bytes then, also where one sample has several sizes."""
+    samples = [sample(*sizes, taken_s=0.6)] * 4
+    network = learnt_network(samples, workers=2, model_bytes=sum(sizes))
+    costs = network.cost("all-reduce", "native", workers=2)
+    assert costs.seconds(np.zeros(1))[0] == pytest.approx(0.3 / len(sizes))
+    assert costs.seconds(np.array(sizes, dtype=float)).sum() == pytest.approx(0.6)

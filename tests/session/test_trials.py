@@ -34,6 +34,12 @@ def test_a_clear_gain_ends_it_and_what_was_there_stays_otherwise(
     assert outcome(challenger_s, champion_s) is expected
 
 
+def test_what_was_seen_once_must_be_clear_also_at_the_end():
+    assert outcome([0.97], [1.0], is_last=True) is Outcome.NOT_FASTER
+    assert outcome([0.90], [1.0], is_last=True) is Outcome.FASTER
+    assert outcome([0.985, 0.985], [1.0, 1.0], is_last=True) is Outcome.FASTER
+
+
 def test_a_machine_that_slows_down_slows_down_both():
     assert outcome([1.1, 2.2], [1.0, 2.0]) is Outcome.NOT_FASTER
     assert outcome([0.9, 1.8], [1.0, 2.0]) is Outcome.FASTER

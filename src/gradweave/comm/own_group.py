@@ -38,7 +38,8 @@ class OwnGroup:
     ) -> None:
         make = make_group or partial(same_ranks, group, backend=backend)
         self._group: dist.ProcessGroup | None = make()
-        self.topology: Topology = host_topology(self._group)
+        # Through the user's group: where a new one sends first, some backends take seconds.
+        self.topology: Topology = host_topology(group)
         self._thread: CommunicationThread | None = None
 
     @property

@@ -39,7 +39,7 @@ from gradweave.runtime.options import (
     why_unplannable,
 )
 from gradweave.runtime.parameters import check_compressible, planned_parameters
-from gradweave.runtime.plan_cache import PlanCache, open_cache, watched_share
+from gradweave.runtime.plan_cache import PlanCache, open_cache, watching
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
 from gradweave.runtime.reducer_engine import ReducerEngine
@@ -208,6 +208,7 @@ class DistributedDataParallel(Planned, TorchDDP):
                 sparse=self._sparse,
                 sending=messages,
                 keeps_own_groups=lambda: messages is None and engine.uses_own_group,
+                wire_dtype=options.wire_dtype,
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
         log_failed_pass_at_exit(self, weakref.WeakMethod(self._steps_without_hook))
@@ -277,7 +278,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             collective=first_collective(options, "native"),
             record_steps=options.record_steps,
             trial_steps=options.trial_steps,
-            replan_when=watched_share(options, is_remembered=is_remembered),
+            **watching(options, is_remembered=is_remembered),
             baseline=self._baseline,
             baseline_caps_bytes=torch_caps_bytes(self),
             keeps_declared_order=self._keeps_declared_order,
@@ -334,9 +335,25 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._driver.stop(why)
             self._driver = None
 
+    def _drop_own_hook(self, why: str) -> None:
+        """Torch's own buckets instead of a plan that needs a hook and that no user asked for.
+
+        Where all ranks come alike.
+        """
+        options, engine, session = self._options, self._engine, self._session
+        is_asked_for = options.wire_dtype or options.compression or options.timeline
+        if engine is None or session is None or engine.sender is None or is_asked_for:
+            return
+        if options.collective == AUTO and not session.findings.is_given:
+            session.drop_plan(why)
+            engine.install(SimpleBuckets.ORIGINAL)
+
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Ranks that have run out of data cannot take part in planning, so it ends here."""
-        self._stop_planning("planning ends where join() begins")
+        why = "planning ends where join() begins"
+        self._stop_planning(why)
+        if not kwargs.get("divide_by_initial_world_size", True):
+            self._drop_own_hook(why)
         has_hook = self._engine is not None and self._engine.sender is not None
         if has_hook and not kwargs.get("divide_by_initial_world_size", True):
             raise RequestError(
@@ -356,7 +373,9 @@ class DistributedDataParallel(Planned, TorchDDP):
                     "there is one hook per wrapper, and collective, compression, wire_dtype or "
                     "timeline need it; leave them out"
                 )
-            self._stop_planning("there is a communication hook")
+            why = "there is a communication hook"
+            self._stop_planning(why)
+            self._drop_own_hook(why)
         super().register_comm_hook(state, hook)
 
     def sparse_state_dict(self) -> dict[str, Any]:

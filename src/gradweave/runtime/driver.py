@@ -55,6 +55,10 @@ class Engine(Protocol):
         notes_messages: bool = False,
     ) -> None: ...
 
+    def stop_noting(self) -> None:
+        """Keep no more of what messages take; buckets stay."""
+        ...
+
 
 class Driver:
     """Owns a session; the wrapper calls it between two steps, and when a forward pass begins."""
@@ -182,6 +186,7 @@ class Driver:
             ) from error
         logger.warning("planning ends, buckets stay: other ranks cannot be reached: %s", error)
         self.session.abandon("other ranks cannot be reached")
+        self._engine.stop_noting()
         self.close()
 
     def _heard(self) -> Told | Reply | None:

@@ -4,7 +4,7 @@ import atexit
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from threading import Thread
@@ -76,7 +76,7 @@ class FlatEngine:
     ) -> None:
         first_plan = _with_empty(first_plan, parameters)
         check_flat_plan(first_plan, parameters)
-        self._first_plan = first_plan
+        self._first_plan = self.plan = first_plan
         self.passes = 0  # synchronised backward passes that are over
         self.message_log: MessageLog | None = None  # while messages are noted
         self.is_recorded = False  # when modules are called, which then wait for nothing
@@ -172,13 +172,17 @@ class FlatEngine:
         # By the host's clock: threads wait for what they send.
         self.message_log = MessageLog(HostClock()) if notes_messages else None
         plan = self._plan_of(buckets)
-        if plan == self.plan:
+        if (plan.buckets, plan.passes) == (self.plan.buckets, self.plan.passes):
+            self.plan = plan  # perhaps by another planner
             return
         check_flat_plan(plan, self.parameters)
         self._gather_now()
         with self.shards.moving(self._known_optimizers(), self._gather_flat):
             self._take_no_more_gradients()
             self._lay_out(plan)
+
+    def stop_noting(self) -> None:
+        self.message_log = None
 
     def _plan_of(self, buckets: Plan | SimpleBuckets) -> Plan:
         if isinstance(buckets, Plan):
@@ -368,9 +372,10 @@ def _with_empty(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> Plan:
     return replace(plan, buckets=(*others, replace(last, tensors=(*last.tensors, *empty))))
 
 
-def check_flat_plan(plan: Plan, parameters: Iterable[str]) -> None:
+def check_flat_plan(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise unless the plan is one for these parameters, and its messages can be sent."""
-    if {name for bucket in plan.buckets for name in bucket.tensors} != set(parameters):
+    whole = _with_empty(plan, parameters)
+    if {name for bucket in whole.buckets for name in bucket.tensors} != set(parameters):
         raise PlanMismatch("the plan has other tensors than the model; plan for this model")
     _check_ways(plan)
     for bucket in plan.buckets:

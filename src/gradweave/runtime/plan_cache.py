@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from socket import gethostname
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,13 @@ logger = logging.getLogger(__name__)
 CACHE_VARIABLE = "GRADWEAVE_CACHE"
 # A remembered plan is watched, also where nobody asks for it: networks and batches change.
 REMEMBERED_REPLAN_WHEN = 0.25
+
+
+class Watching(TypedDict):
+    """When a session plans again: fields of a PlanningTask."""
+
+    replan_when: float | None
+    watches_briefly: bool
 
 
 class PlanCache:
@@ -179,9 +187,11 @@ def open_cache(
     return PlanCache(folder, key, task, is_rank_0=group.rank() == 0, check=check)
 
 
-def watched_share(options: Options, *, is_remembered: bool) -> float | None:
-    """By how much steps may take another time before all is planned again; None: by any."""
-    return options.replan_when or (REMEMBERED_REPLAN_WHEN if is_remembered else None)
+def watching(options: Options, *, is_remembered: bool) -> Watching:
+    """A remembered plan is watched for a while, also where nobody asks to plan again."""
+    if options.replan_when is None and is_remembered:
+        return Watching(replan_when=REMEMBERED_REPLAN_WHEN, watches_briefly=True)
+    return Watching(replan_when=options.replan_when, watches_briefly=False)
 
 
 def _folder(cache: str | os.PathLike[str] | None) -> str:

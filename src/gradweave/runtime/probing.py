@@ -18,11 +18,9 @@ from gradweave.planning import OPERATIONS
 from gradweave.runtime.activity import Activity
 from gradweave.runtime.noticeboard import Ended, Turns
 from gradweave.session.commands import Failed, Probe, Probed
-from gradweave.session.learning import MessageSample
+from gradweave.session.learning import STREAMED, MessageSample
 from gradweave.vocabulary import Way
 
-# After one that brings ranks together and one alone.
-STREAMED = 4
 # Each size this often where there is time for it.
 MOST_REPEATS = 3
 # Ranks stop together, each at its next turn.
@@ -33,6 +31,7 @@ class RankProbe(Struct, frozen=True, kw_only=True, tag=True):
     """What one rank has measured, all ranks together: so it is the same on all of them."""
 
     samples: tuple[MessageSample, ...]
+    taken_s: float = 0.0
 
 
 class Probing(Activity):
@@ -42,10 +41,21 @@ class Probing(Activity):
     turns through ``turns``, so no rank's training ever waits for this, and a rank that ends takes
     nobody with it. A script may end while it runs: Python then stops threads in a way that torch's
     C++ takes for a crash, so the thread is ended before that.
+
+    Sizes are those of gradients of 4 bytes, which are sent in ``wire_dtype``, as training's are.
     """
 
-    def __init__(self, command: Probe, own_groups: Sequence[OwnGroup], turns: Turns) -> None:
+    def __init__(
+        self,
+        command: Probe,
+        own_groups: Sequence[OwnGroup],
+        turns: Turns,
+        *,
+        wire_dtype: torch.dtype = torch.float32,
+    ) -> None:
         self._command, self._own_groups, self._turns = command, own_groups, turns
+        self._wire_dtype = wire_dtype
+        self._spent_s = 0.0  # on the slowest rank
         self._found: RankProbe | Failed | None = None
         self._forward_began = Event()
         self._thread = Thread(target=self._run, name="gradweave probing", daemon=True)
@@ -60,7 +70,7 @@ class Probing(Activity):
         return self._found
 
     def agreed(self, parts: Sequence[RankProbe]) -> Probed:
-        return Probed(parts[0].samples)
+        return Probed(parts[0].samples, parts[0].taken_s)
 
     def close(self) -> None:
         """End it, done or not."""
@@ -72,7 +82,8 @@ class Probing(Activity):
 
     def _run(self) -> None:
         try:
-            self._found = RankProbe(samples=tuple(self._samples()))
+            samples = tuple(self._samples())
+            self._found = RankProbe(samples=samples, taken_s=self._spent_s)
         except Ended:
             self._found = RankProbe(samples=())
         except BaseException as error:  # noqa: BLE001 the session is told
@@ -91,10 +102,10 @@ class Probing(Activity):
         is_sharded = any(way.operation in OPERATIONS["both"] for way in self._command.ways)
         lanes = Lanes(communicators if is_sharded else ())
         try:
-            spent_s = longest_s = 0.0
+            longest_s = 0.0
             for number in count():
                 repeat, place = divmod(number, len(self._command.sizes_bytes))
-                is_over = spent_s + longest_s > self._command.within_s
+                is_over = self._spent_s + longest_s > self._command.within_s
                 if repeat == MOST_REPEATS or (repeat > 0 and is_over):
                     return
                 if number > 0:
@@ -102,12 +113,12 @@ class Probing(Activity):
                 began_s = time.perf_counter()
                 size = self._command.sizes_bytes[place]
                 for way in self._command.ways:
-                    yield from _probed(communicators[0], lanes, way, size)
+                    yield from self._probed(communicators[0], lanes, way, size)
                 group = communicators[0].group
                 (taken_s,) = largest(
                     group, [time.perf_counter() - began_s], device=group_device(group)
                 )
-                spent_s, longest_s = spent_s + taken_s, max(longest_s, taken_s)
+                self._spent_s, longest_s = self._spent_s + taken_s, max(longest_s, taken_s)
         finally:
             lanes.close(STOPPED_WITHIN_S)
 
@@ -117,26 +128,27 @@ class Probing(Activity):
         self._forward_began.clear()
         self._turns.take()
 
+    def _probed(
+        self, communicator: Communicator, lanes: Lanes, way: Way, nbytes: int
+    ) -> Iterator[MessageSample]:
+        device = group_device(communicator.group)
+        messages = torch.zeros(STREAMED, max(1, nbytes // 4), dtype=self._wire_dtype, device=device)
 
-def _probed(
-    communicator: Communicator, lanes: Lanes, way: Way, nbytes: int
-) -> Iterator[MessageSample]:
-    device = group_device(communicator.group)
-    messages = torch.zeros(STREAMED, max(1, nbytes // 4), dtype=torch.float32, device=device)
+        def timed_s(count: int) -> float:
+            started_s = time.perf_counter()
+            send_in_turn(communicator, lanes, way, list(messages[:count]))
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            return time.perf_counter() - started_s
 
-    def timed_s(count: int) -> float:
-        started_s = time.perf_counter()
-        send_in_turn(communicator, lanes, way, list(messages[:count]))
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter() - started_s
-
-    timed_s(1)  # brings ranks together
-    alone_s, stream_s = largest(communicator.group, [timed_s(1), timed_s(STREAMED)], device=device)
-    for messages_sent, taken_s in ((1, alone_s), (STREAMED, stream_s)):
-        yield MessageSample(
-            operation=way.operation,
-            collective=way.collective,
-            sizes_bytes=(nbytes,) * messages_sent,
-            taken_s=taken_s,
+        timed_s(1)  # brings ranks together
+        alone_s, stream_s = largest(
+            communicator.group, [timed_s(1), timed_s(STREAMED)], device=device
         )
+        for messages_sent, taken_s in ((1, alone_s), (STREAMED, stream_s)):
+            yield MessageSample(
+                operation=way.operation,
+                collective=way.collective,
+                sizes_bytes=(nbytes,) * messages_sent,
+                taken_s=taken_s,
+            )

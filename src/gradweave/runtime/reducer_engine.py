@@ -69,6 +69,12 @@ class ReducerEngine:
         self.message_log = MessageLog(clock_for(ddp.device)) if notes_messages else None
         self.register_sender(plan)
 
+    def stop_noting(self) -> None:
+        """A hook cannot be taken back without other buckets, but it need not note anything."""
+        self.message_log = None
+        if self.sender is not None:
+            self.sender.log = None
+
     def register_sender(self, plan: Plan | None = None) -> None:
         """Have a new reducer's buckets travel as the plan says."""
         self.sender = self._transports.sender_for(plan, self.message_log)

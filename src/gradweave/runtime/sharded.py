@@ -35,7 +35,7 @@ from gradweave.runtime.instruments import Instruments
 from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.options import AUTO, Options, first_collective
 from gradweave.runtime.parameters import modules_with_sparse_gradients
-from gradweave.runtime.plan_cache import PlanCache, open_cache, watched_share
+from gradweave.runtime.plan_cache import PlanCache, open_cache, watching
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
 from gradweave.runtime.tensors import batch_size
@@ -273,7 +273,7 @@ class ShardedDataParallel(Planned, nn.Module):
             self._full,
             self.process_group,
             device=self._device,
-            check=partial(check_flat_plan, parameters=tuple(self._full)),
+            check=partial(check_flat_plan, parameters=self._full),
             torch_flags={},
         )
 
@@ -308,7 +308,7 @@ def _task(options: Options, workers: int, *, is_remembered: bool = False) -> Pla
         collective=first_collective(options, BOTH_PASSES_COLLECTIVE),
         record_steps=options.record_steps,
         trial_steps=options.trial_steps,
-        replan_when=watched_share(options, is_remembered=is_remembered),
+        **watching(options, is_remembered=is_remembered),
         baseline=BASELINE,
         baseline_caps_bytes=(FIRST_BUCKET_BYTES, FIRST_BUCKET_BYTES),
     )

@@ -98,6 +98,7 @@ class Probed(Struct, frozen=True, tag=True):
     """What the messages beside the training took; nothing where there was no time for them."""
 
     samples: tuple[MessageSample, ...]
+    taken_s: float = 0.0  # all of them together
 
 
 class Unplannable(Struct, frozen=True, tag=True):

@@ -6,8 +6,6 @@ Parts of a session: generators that yield commands, are sent replies and return 
 from collections.abc import Generator
 from typing import Any
 
-from msgspec.structs import replace
-
 from gradweave.compression import Compression
 from gradweave.session.candidates import Candidate
 from gradweave.session.commands import (
@@ -22,48 +20,62 @@ from gradweave.session.commands import (
 from gradweave.session.gains import expected_s, is_worth_trying, why_nothing_is_gained
 from gradweave.session.knowledge import Knowledge
 from gradweave.session.task import AGREEING_STEPS, SETTLING_STEPS
-from gradweave.session.trials import CLEARLY_WORSE, Outcome, Trial, outcome
+from gradweave.session.trials import (
+    CLEAR_AT_ONCE,
+    CLEARLY_WORSE,
+    Outcome,
+    Trial,
+    Visit,
+    outcome,
+)
 
 # How many plans may be tried against what is sent.
 MOST_CHALLENGERS = 3
-# Of a chosen plan, before it is called settled.
+# Of a chosen plan, as it will run.
 CONFIRMING_STEPS = 6
 STEPS_TO_CONFIRM = SETTLING_STEPS + CONFIRMING_STEPS + AGREEING_STEPS
+# A gain like this is no accident of the moment at which the baseline ran, nor of its hook; what
+# gains less has to show it beside the baseline again.
+CLEAR_GAIN = 0.15
 
-StepsOfVisit = Generator[Command, Any, tuple[float, ...]]
 Contest = Generator[Command, Any, Trial]
 
 
-def baseline_steps(known: Knowledge) -> StepsOfVisit:
+def baseline_visit(known: Knowledge) -> Generator[Command, Any, Visit]:
     """What steps take with what the wrapper began with, and what its messages tell."""
     order = tuple(tensor.name for tensor in known.trace.tensors)
     yield Install(SimpleBuckets.ORIGINAL, order=order, notes_messages=True)
-    return (yield from _timed(known, None))
+    timed: StepsTimed = yield TimeSteps(known.task.visit_steps, SETTLING_STEPS)
+    known.samples += timed.samples
+    return Visit(steps_s=timed.steps_s, is_noted=True)
 
 
 def fastest(
     known: Knowledge,
     candidates: tuple[Candidate, ...],
-    baseline_s: tuple[float, ...],
+    visit: Visit,
     compression: Compression | None,
 ) -> Contest:
-    """Who stays when the most promising have challenged what is sent.
+    """Who stays when the most promising have challenged what is sent, whose ``visit`` this was.
 
     What a challenger's messages tell is learnt before the next one is chosen.
     """
-    champion = _note(known, Trial(candidate=candidates[-1], visits_s=(baseline_s,)))
-    for _ in range(MOST_CHALLENGERS):
+    champion = _note(known, Trial(candidate=candidates[-1], visits=(visit,)))
+    for left in reversed(range(MOST_CHALLENGERS)):
         challenger = _challenger(known, candidates, champion)
         if challenger is None or not _has_time_for(known, visits=1):
             break
-        champion = yield from _challenged(known, champion, Trial(candidate=challenger, visits_s=()))
+        champion = yield from _challenged(known, champion, Trial(candidate=challenger))
         if compression is None:
             known.note(network=known.learnt_network())
-        assert known.findings.network is not None
-        found: Candidates = yield FindCandidates(known.trace, known.findings.network, compression)
-        candidates = found.candidates
+        if left:
+            assert known.findings.network is not None
+            network = known.findings.network
+            found: Candidates = yield FindCandidates(known.trace, network, compression)
+            candidates = found.candidates
     if not champion.candidate.is_baseline:
         champion = yield from _confirmed(known, champion)
+    known.note(baseline_step_s=_baseline(known).step_s, step_s=champion.step_s)
     if champion.candidate.is_baseline:
         known.note(note=_why_nothing(known, candidates, champion))
     return champion
@@ -87,65 +99,80 @@ def _challenger(
     return best
 
 
-def _challenged(known: Knowledge, champion: Trial, challenger: Trial) -> Contest:
-    """Both run in turn until one of them has clearly won, which stays, or time is up."""
-    # The champion has just run; what both took before that is of another time.
-    first, firsts = len(challenger.visits_s), len(champion.visits_s) - 1
-    hopeless_s = (1 + CLEARLY_WORSE) * champion.rounds_s[-1]
+def _challenged(
+    known: Knowledge, champion: Trial, challenger: Trial, *, is_noted: bool = True
+) -> Contest:
+    """Both run in turn until one of them has clearly won, which stays, or time is up.
+
+    ``is_noted``: what their messages took.
+    """
+    # The champion's last visit came before the challenger's first here; earlier ones of both are of
+    # another time.
+    challenger_from, champion_from = len(challenger.visits), len(champion.visits) - 1
     while True:
-        challenger = yield from _visited(known, challenger, hopeless_s)
-        if min(challenger.visits_s[-1]) > hopeless_s:
+        hopeless_s = (1 + CLEARLY_WORSE) * champion.rounds_s[-1]
+        challenger = yield from _visited(
+            known, challenger, is_noted=is_noted, hopeless_s=hopeless_s
+        )
+        if min(challenger.visits[-1].steps_s) > hopeless_s:
             result = Outcome.NOT_FASTER
         else:
             result = outcome(
-                challenger.rounds_s[first:],
-                champion.rounds_s[firsts:],
+                challenger.rounds_s[challenger_from:],
+                champion.rounds_s[champion_from:],
                 is_last=not _has_time_for(known, visits=2),
             )
         if result is not Outcome.CLOSE:
             break
-        champion = yield from _visited(known, champion, None)
+        champion = yield from _visited(known, champion, is_noted=is_noted)
     if result is Outcome.FASTER:
         return challenger
-    yield Install(champion.candidate.plan, notes_messages=True)
+    yield Install(champion.candidate.plan, notes_messages=is_noted)
     return champion
 
 
 def _confirmed(known: Knowledge, chosen: Trial) -> Contest:
-    """The chosen plan as it will run; where its steps are no gain after all, both run again."""
-    yield Install(chosen.candidate.plan)
-    timed: StepsTimed = yield TimeSteps(CONFIRMING_STEPS, SETTLING_STEPS)
-    chosen = _note(known, replace(chosen, visits_s=(*chosen.visits_s, timed.steps_s)))
+    """The chosen plan as it will run, without a hook that notes its messages.
+
+    Unless it clearly gains, the baseline runs like that, too, and both in turn.
+    """
+    chosen = yield from _visited(known, chosen, is_noted=False, steps=CONFIRMING_STEPS)
     baseline = _baseline(known)
-    is_gain = max(chosen.step_s, chosen.rounds_s[-1]) <= baseline.step_s
-    if not is_gain and known.has_time_for(2 * known.task.steps_per_visit):
-        baseline = yield from _visited(known, baseline, None)
-        chosen = yield from _challenged(known, baseline, chosen)
+    gain = 1 - chosen.step_s / baseline.step_s
+    if gain >= CLEAR_GAIN:
+        return chosen
+    if not known.has_time_for(2 * known.task.steps_per_visit):
+        return chosen if gain >= CLEAR_AT_ONCE else baseline
+    baseline = yield from _visited(known, baseline, is_noted=False)
+    winner = yield from _challenged(known, baseline, chosen, is_noted=False)
     # By all visits: steps vary, and what is promised is what was measured.
     baseline = _baseline(known)
-    return chosen if chosen.step_s <= baseline.step_s else baseline
+    return winner if winner.step_s <= baseline.step_s else baseline
 
 
 def _has_time_for(known: Knowledge, *, visits: int) -> bool:
-    """And to look for others and confirm what is chosen after them."""
+    """Whether so many visits, a search for the next plan and confirming the last one fit in."""
     afterwards = AGREEING_STEPS + STEPS_TO_CONFIRM
     return known.has_time_for(visits * known.task.steps_per_visit + afterwards)
 
 
-def _visited(known: Knowledge, trial: Trial, hopeless_s: float | None) -> Contest:
-    yield Install(trial.candidate.plan, notes_messages=True)
-    steps_s = yield from _timed(known, hopeless_s)
-    return _note(known, replace(trial, visits_s=(*trial.visits_s, steps_s)))
-
-
-def _timed(known: Knowledge, hopeless_s: float | None) -> StepsOfVisit:
-    timed: StepsTimed = yield TimeSteps(known.task.visit_steps, SETTLING_STEPS, hopeless_s)
+def _visited(
+    known: Knowledge,
+    trial: Trial,
+    *,
+    is_noted: bool,
+    hopeless_s: float | None = None,
+    steps: int | None = None,
+) -> Contest:
+    """A candidate's trial with one more visit; it may end early where it takes ``hopeless_s``."""
+    yield Install(trial.candidate.plan, notes_messages=is_noted)
+    timed: StepsTimed = yield TimeSteps(steps or known.task.visit_steps, SETTLING_STEPS, hopeless_s)
     known.samples += timed.samples
-    return timed.steps_s
+    return _note(known, trial.with_visit(Visit(steps_s=timed.steps_s, is_noted=is_noted)))
 
 
 def _note(known: Knowledge, trial: Trial) -> Trial:
-    """In the place of what was known of the candidate."""
+    """Put a trial among the findings, in the place of what was there of the same candidate."""
     trials = {one.candidate: one for one in known.findings.trials}
     trials[trial.candidate] = trial
     known.note(trials=tuple(trials.values()))

@@ -22,6 +22,7 @@ class Knowledge:
         self.task = task
         self.findings = Findings(is_whole=task.is_whole_model)
         self.samples: list[MessageSample] = []  # of what messages cost
+        self.probed_s = 0.0  # for messages beside the training, in all
         self._last_step = task.most_steps
 
     def note(self, **changes: Any) -> None:

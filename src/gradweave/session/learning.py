@@ -8,12 +8,13 @@ it is needed. docs/measuring.md says what a sample is.
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import fsum
 from statistics import median
 
 import numpy as np
 from msgspec import Struct
 
-from gradweave.costs import Cost, Curve, Line
+from gradweave.costs import Curve, Line
 from gradweave.network import CollectiveCost, Network
 from gradweave.vocabulary import KIB, MIB, Operation, Way
 
@@ -21,8 +22,9 @@ from gradweave.vocabulary import KIB, MIB, Operation, Way
 SAME_SIZE = 1.1
 # A curve begins here; smaller messages cost as much.
 SMALLEST_BYTES = KIB
-# Of a message whose size is the only known one: until there is another, half of it is start-up.
-STARTUP_OF_ONLY_SIZE = 0.5
+# Where start-ups and bytes cannot be told apart, because all samples are alike, half of what they
+# took is start-up until there are others.
+STARTUP_OF_ALIKE = 0.5
 # Extrapolated start-ups and slopes stay within these shares of the nearest point: noise must make
 # neither small messages nor many bytes free.
 LEAST_STARTUP = 0.05
@@ -36,7 +38,11 @@ SHORTEST_S = 1e-7
 PROBED_BYTES = (KIB, 64 * KIB)
 # Where training's own messages are sparse, and nothing else tells what dense ones would cost.
 PROBED_BYTES_OF_SPARSE = (KIB, 64 * KIB, MIB)
-MESSAGES_PER_PROBE = 6
+# A probe of a size sends one message that brings ranks together, one alone, and a stream of these.
+STREAMED = 4
+MESSAGES_PER_PROBE = 2 + STREAMED
+# Determinants below this share of their terms are rounding.
+ROUNDING = 1e-9
 
 
 class MessageTimes(Struct, frozen=True, kw_only=True, array_like=True):
@@ -139,17 +145,27 @@ def learnt_network(
     )
 
 
-def sizes_to_probe(samples: Sequence[MessageSample], *, is_sparse: bool) -> tuple[int, ...]:
-    """The sizes that predictions depend on and training does not send."""
+def sizes_to_probe(
+    samples: Iterable[MessageSample], collective: str, *, is_sparse: bool
+) -> tuple[int, ...]:
+    """The sizes that predictions depend on and training does not send like that, smallest first."""
     if is_sparse:
         return PROBED_BYTES_OF_SPARSE
-    seen = [size for sample in samples for size in sample.sizes_bytes]
+    seen = [
+        size for sample in samples if sample.collective == collective for size in sample.sizes_bytes
+    ]
     return tuple(size for size in PROBED_BYTES if not seen or 2 * size < min(seen))
 
 
-def probe_takes_s(cost: Cost, sizes: Sequence[int]) -> float:
-    """What a probe of these sizes takes, by what is known so far."""
-    return MESSAGES_PER_PROBE * float(cost.seconds(np.array(sizes, dtype=np.float64)).sum())
+def probe_takes_s(samples: Sequence[MessageSample], nbytes: int) -> float:
+    """What a probe of this size will take, as far as messages of other sizes tell.
+
+    What is asked for is what small messages cost, so this takes their start-up to be small.
+    """
+    largest = max(samples, key=lambda sample: sum(sample.sizes_bytes))
+    s_per_byte = largest.taken_s / sum(largest.sizes_bytes)
+    startup_s = LEAST_STARTUP * min(s.taken_s / len(s.sizes_bytes) for s in samples)
+    return MESSAGES_PER_PROBE * (startup_s + s_per_byte * nbytes)
 
 
 def _latency_s(samples: Sequence[MessageSample]) -> float:
@@ -179,8 +195,9 @@ def _curve(samples: Sequence[MessageSample], latency_s: float, model_bytes: int)
     gaps: list[tuple[int, float]] = []
     for sample, busy_s in zip(samples, lasting_s, strict=True):
         sizes = np.array(sample.sizes_bytes, dtype=np.float64)
-        shares = line.seconds(sizes)
-        gaps += zip(sample.sizes_bytes, (busy_s * shares / shares.sum()).tolist(), strict=True)
+        shares = line.seconds(sizes).tolist()
+        whole = fsum(shares)
+        gaps += zip(sample.sizes_bytes, (busy_s * share / whole for share in shares), strict=True)
     known = _points(gaps)
     smallest, largest = min(known), max(known)
     if smallest > SMALLEST_BYTES:
@@ -192,20 +209,32 @@ def _curve(samples: Sequence[MessageSample], latency_s: float, model_bytes: int)
 
 
 def _line(sizes_bytes: Sequence[tuple[int, ...]], lasting_s: Sequence[float]) -> Line:
-    """A start-up for each message and a price for each byte, with the least relative errors."""
-    counts = np.array([len(sizes) for sizes in sizes_bytes], dtype=np.float64)
-    nbytes = np.array([sum(sizes) for sizes in sizes_bytes], dtype=np.float64)
-    taken_s = np.array(lasting_s)
-    largest = int(np.argmax(nbytes))
-    mean_s_per_byte = float(taken_s[largest] / nbytes[largest])
-    if len({size for sizes in sizes_bytes for size in sizes}) == 1:
-        startup_s = STARTUP_OF_ONLY_SIZE * float(np.median(taken_s / counts))
-        return Line(startup_s=startup_s, s_per_byte=STARTUP_OF_ONLY_SIZE * mean_s_per_byte)
-    weighted = np.stack([counts, nbytes], axis=1) / taken_s[:, None]
-    startup_s, s_per_byte = np.linalg.lstsq(weighted, np.ones_like(taken_s))[0].tolist()
-    s_per_byte = max(s_per_byte, LEAST_SLOPE * mean_s_per_byte)
-    least_s = LEAST_STARTUP * float((taken_s / counts).min())
-    return Line(startup_s=max(startup_s, least_s), s_per_byte=s_per_byte)
+    """A start-up for each message and a price for each byte, with the least relative errors.
+
+    Sums are exact, so that every rank comes to the same bits, whatever its processor.
+    """
+    counts = [len(sizes) for sizes in sizes_bytes]
+    nbytes = [sum(sizes) for sizes in sizes_bytes]
+    each = list(zip(counts, nbytes, lasting_s, strict=True))
+    of_counts = fsum((count / taken_s) ** 2 for count, _, taken_s in each)
+    of_bytes = fsum((size / taken_s) ** 2 for _, size, taken_s in each)
+    of_both = fsum((count / taken_s) * (size / taken_s) for count, size, taken_s in each)
+    determinant = of_counts * of_bytes - of_both**2
+    _, largest, largest_s = max(each, key=lambda one: one[1])
+    message_s = [taken_s / count for count, _, taken_s in each]
+    if determinant <= ROUNDING * of_counts * of_bytes:
+        return Line(
+            startup_s=STARTUP_OF_ALIKE * median(message_s),
+            s_per_byte=STARTUP_OF_ALIKE * largest_s / largest,
+        )
+    by_counts = fsum(count / taken_s for count, _, taken_s in each)
+    by_bytes = fsum(size / taken_s for _, size, taken_s in each)
+    startup_s = (by_counts * of_bytes - by_bytes * of_both) / determinant
+    s_per_byte = (by_bytes * of_counts - by_counts * of_both) / determinant
+    return Line(
+        startup_s=max(startup_s, LEAST_STARTUP * min(message_s)),
+        s_per_byte=max(s_per_byte, LEAST_SLOPE * largest_s / largest),
+    )
 
 
 def _points(gaps: Iterable[tuple[int, float]]) -> dict[int, float]:

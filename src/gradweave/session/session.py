@@ -3,12 +3,13 @@
 A session decides, and does nothing itself: it yields commands, and whoever owns it carries them out
 and replies. It knows no torch, no process group, no clock and no file, so that the whole course
 can be tested in microseconds, with any step times, failures and stops. What it knows is in
-`knowledge`; its longer parts are `prices` (what messages cost) and `contest` (which plan is
-fastest).
+`knowledge`; its longer parts are `prices` (what messages cost), `contest` (which plan is fastest)
+and `warm_up` (while densities fall).
 """
 
 import logging
 from collections.abc import Generator
+from itertools import count
 from statistics import median
 from typing import Any
 
@@ -32,18 +33,21 @@ from gradweave.session.commands import (
     Unplannable,
 )
 from gradweave.session.compression import verdict
-from gradweave.session.contest import baseline_steps, fastest
+from gradweave.session.contest import baseline_visit, fastest
 from gradweave.session.explain import planning_ended, waiting_for
 from gradweave.session.findings import Findings, Stage
 from gradweave.session.knowledge import Knowledge
-from gradweave.session.prices import learn_prices, price_compression, warm_up
+from gradweave.session.prices import learn_prices, price_compression
 from gradweave.session.task import LAST_STEP, SETTLING_STEPS, PlanningTask
+from gradweave.session.warm_up import warm_up
 from gradweave.trace import Trace
 
 logger = logging.getLogger(__name__)
 
 # Whose median is compared with what a step took when the plan was chosen.
 DRIFT_STEPS = 20
+# Windows of so many steps in which a remembered plan is watched, where nobody asked for more.
+WINDOWS_WATCHED_BRIEFLY = 3
 
 Course = Generator[Command, Any, None]
 
@@ -109,6 +113,12 @@ class Session:
         """Whatever was sent last goes on: other ranks cannot be told of anything else."""
         self._close_course()
         self._known.note(stage=Stage.SETTLED, note=why)
+
+    def drop_plan(self, why: str) -> None:
+        """What the wrapper began with is sent again, and nothing is planned any more."""
+        self._close_course()
+        self._known.note(stage=Stage.SETTLED, plan=None, is_remembered=False, note=why)
+        self._say(logging.WARNING, f"keeping {self.task.baseline}: {why}")
 
     def _close_course(self) -> None:
         if self._course is not None:
@@ -176,9 +186,9 @@ class Session:
             return
         if self.findings.plan is None and not (yield from self._plan()):
             return
-        while self.task.replan_when is not None:
-            yield from self._until_drift(self.task.replan_when)
-            if not (yield from self._plan()):
+        while (most := self.task.replan_when) is not None:
+            is_drifting = yield from self._watch(most)
+            if not is_drifting or not (yield from self._plan()) or self.task.watches_briefly:
                 return
 
     def _plan(self) -> Generator[Command, Any, bool]:
@@ -195,21 +205,20 @@ class Session:
         known.note(stage=Stage.LEARNING, trace=recorded.trace)
         if task.compression_at is None:
             compression = None
-            baseline_s = yield from baseline_steps(known)
+            visit = yield from baseline_visit(known)
             network = yield from learn_prices(known)
         else:
             compression = task.compression_at(LAST_STEP)
             network = yield from learn_prices(known)
             network = yield from warm_up(known, network, task.compression_at)
             known.note(stage=Stage.TRYING, network=network, plan=None, predicted=None)
-            baseline_s = yield from baseline_steps(known)
+            visit = yield from baseline_visit(known)
             known.allow(task.most_steps)  # a warm-up takes as long as the user says
-        known.note(stage=Stage.TRYING, network=network, baseline_step_s=median(baseline_s))
+        known.note(stage=Stage.TRYING, network=network, baseline_step_s=visit.step_s)
         found: Candidates = yield FindCandidates(recorded.trace, network, compression)
         best = found.candidates[0]
         if task.trial_steps:
-            trial = yield from fastest(known, found.candidates, baseline_s, compression)
-            known.note(step_s=trial.step_s)
+            trial = yield from fastest(known, found.candidates, visit, compression)
             best = trial.candidate
         yield from self._settle(best, began)
         return True
@@ -261,25 +270,28 @@ class Session:
         if worth is not None and not worth.pays:
             self._say(logging.WARNING, str(worth))
 
-    def _until_drift(self, most: float) -> Course:
-        """Until steps take another time than when the plan was chosen, by this share.
+    def _watch(self, most: float) -> Generator[Command, Any, bool]:
+        """Whether steps take another time than when the plan was chosen, by this share.
 
         Not than predicted: a prediction knows nothing of loading data and the like. Where it is
         unknown what they took, the first steps tell. Of a remembered plan nobody minds if they are
-        faster: that was another run.
+        faster, for that was another run; from then on this is what is expected.
         """
         settling_steps = SETTLING_STEPS
-        while True:
+        windows = range(WINDOWS_WATCHED_BRIEFLY) if self.task.watches_briefly else count()
+        for _ in windows:
             timed: StepsTimed = yield TimeSteps(DRIFT_STEPS, settling_steps)
             settling_steps = 0
             now_s = median(timed.steps_s)
             before_s = self.findings.step_s or now_s
+            if self.findings.is_remembered:
+                before_s = min(before_s, now_s)
             self._known.note(step_s=before_s)
-            drift_s = now_s - before_s
-            if (drift_s if self.findings.is_remembered else abs(drift_s)) > most * before_s:
+            if abs(now_s - before_s) > most * before_s:
                 self._say(
                     logging.WARNING,
                     f"steps were expected to take {before_s * 1e3:.1f} ms and take "
                     f"{now_s * 1e3:.1f} ms; planning again",
                 )
-                return
+                return True
+        return False

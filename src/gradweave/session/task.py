@@ -29,6 +29,7 @@ class PlanningTask(Struct, frozen=True, kw_only=True):
     record_steps: int = 5
     trial_steps: int = 4  # 0: the prediction is trusted
     replan_when: float | None = None
+    watches_briefly: bool = False  # whether to plan again is asked in the first steps only
     baseline: str = "torch's own buckets"  # what every plan is compared with, in words
     baseline_caps_bytes: tuple[int, int] = (TORCH_FIRST_BYTES, TORCH_BYTES)  # the first's, others'
     keeps_declared_order: bool = False  # of gradients, turned round
