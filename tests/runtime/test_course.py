@@ -144,7 +144,7 @@ def tried(group, lucky_s):
         clock.now_s += 1.0 if is_torchs else lucky_s if is_first_visit else 1.2
         steps += 1
     found = wrapped.findings()
-    visits = {len(trial.candidate.plan.buckets): len(trial.visits_s) for trial in found.trials}
+    visits = {len(trial.candidate.plan.buckets): len(trial.visits) for trial in found.trials}
     return visits, found.plan.planner, wrapped.explain()
 
 

@@ -34,6 +34,24 @@ def test_two_ranks_train_bit_for_bit_as_with_torch_while_plans_change(tmp_path, 
     assert on_two(whole_course, options, accumulate, scratch=tmp_path) == [True, True]
 
 
+def while_messages_are_noted(group, options):
+    """Long enough to end before any plan is tried."""
+    ours = {"record_steps": 1, "trial_steps": 40, **options}
+    wrapped = DistributedDataParallel(network(), **ours)
+    steps, weights = trained(wrapped, group.rank(), steps=25)
+    _, expected = trained(TorchDDP(network(), **options), group.rank(), steps=steps)
+    has_noted = wrapped._engine.message_log is not None
+    same = all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
+    return wrapped.findings().stage, has_noted, same
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["plain", "views"])
+def test_three_ranks_train_bit_for_bit_while_messages_are_noted(tmp_path, options):
+    """A third of a number depends on whether it is divided or multiplied."""
+    found = on_two(while_messages_are_noted, options, scratch=tmp_path, world=3)
+    assert found == [("learning", True, True)] * 3
+
+
 def with_plan(group, options, accumulate):
     ours = {"plan": plan_of(2, 1, 2), **options}
     return same_bits(group, ours, options, steps=8, accumulate=accumulate)

@@ -152,7 +152,7 @@ def assert_planned(rank, *, may_give_up):
     for explained in rank.explanations:
         if not (may_give_up and gave_up(explained)):
             assert {"recording", "settled"} <= rank.course.began.keys()
-            assert "Chosen: " in explained
+            assert "(chosen)" in explained
 
 
 def left_out(group, stage, laters):

@@ -395,6 +395,82 @@ def test_a_compiled_model_keeps_its_remembered_plan_and_a_copy_has_none(tmp_path
     assert results == [(True, True, None)] * 2
 
 
+def hook_of_the_users(state, bucket):
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def remembering_a_ring(group, folder, how):
+    """A plan whose messages go by our own hook, of which the user knows nothing."""
+    cache = cache_of(folder)
+    if group.rank() == 0:
+        (native,) = RECIPE.network.costs
+        both = replace(RECIPE.network, costs=(native, replace(native, collective="ring")))
+        recipe = replace(RECIPE, plan=plan_of(2, 3, collective="ring"), network=both)
+        ring = Remembered(key=cache._key, recipe=recipe)
+        files.write(cache._path, ring)
+    wrapped = DistributedDataParallel(network(), cache=folder)
+    was_remembered = wrapped.findings().is_remembered
+    if how == "hook":
+        wrapped.register_comm_hook(None, hook_of_the_users)
+        steps(wrapped, group, 3)
+    else:
+        with wrapped.join(divide_by_initial_world_size=False):
+            steps(wrapped, group, 3 + group.rank())
+    return was_remembered, wrapped.plan, wrapped.explain()
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("hook", "there is a communication hook"), ("join", "planning ends where join() begins")],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_remembered_plan_makes_way_for_what_the_user_does(tmp_path, how, why):
+    expected = (True, None, f"torch's own buckets stay: {why}.")
+    assert on_two(remembering_a_ring, tmp_path / "c", how, scratch=tmp_path) == [expected] * 2
+
+
+class WithEmpty(torch.nn.Sequential):
+    """Also has a parameter without elements, which is in no trace."""
+
+    def __init__(self):
+        super().__init__(*network())
+        self.empty = torch.nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, value):
+        return super().forward(value) + self.empty.sum()
+
+
+def sharded_with_empty(group, folder):
+    remembered = []
+    for _ in range(2):
+        wrapped = ShardedDataParallel(WithEmpty(), cache=folder, **QUICK)
+        remembered.append(wrapped.findings().is_remembered)
+        steps(wrapped, group, MOST_STEPS, until_settled=True)
+    return remembered
+
+
+def test_parameters_without_elements_do_not_keep_from_remembering(tmp_path):
+    found = on_two(sharded_with_empty, tmp_path / "c", scratch=tmp_path)
+    assert found == [[False, True]] * 2
+
+
+def watched_for_life(group, folder, options):
+    cache = cache_of(folder)
+    if group.rank() == 0:
+        files.write(cache._path, remembered_by(cache))
+    wrapped = DistributedDataParallel(network(), cache=folder, **options)
+    stages(wrapped, group, [1.0] * 70)
+    return wrapped._driver is None
+
+
+@pytest.mark.parametrize(("options", "is_over"), [({}, True), ({"replan_when": 0.5}, False)])
+def test_a_remembered_plan_is_watched_briefly_unless_asked_for(tmp_path, options, is_over):
+    found = on_two(watched_for_life, tmp_path / "c", options, scratch=tmp_path)
+    assert found == [is_over] * 2
+
+
 DENSITIES = (Compression(method="gtopk", density=0.5), Compression(method="gtopk", density=0.1))
 
 
