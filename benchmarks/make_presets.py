@@ -1,9 +1,11 @@
 """Write the shipped traces and networks: ``make presets``.
 
-Traces. Tensor sizes are exact: the models are built by pytorchcv without allocating anything. No
-public trace of these models was found, so their times are *estimated*: an iteration takes as long
-as its multiply-accumulates take at the speed of the one measured trace, or as long as a paper says,
-forward : backward = 1 : 2, and a layer's share is its share of the multiply-accumulates.
+Traces. Tensor sizes are exact: the papers' models are built by pytorchcv without allocating
+anything, today's are listed in layers.py. No public trace of these models was found, so their times
+are *estimated*: an iteration takes as long as its multiply-accumulates take at the speed of the one
+measured trace, or as long as a paper says, forward : backward = 1 : 2, and a layer's share is its
+share of the multiply-accumulates. Gradients of a weight that is used twice, such as an embedding
+that is the head, too, are complete when the earlier use has had its backward.
 
 Networks. The numbers that the papers print.
 
@@ -11,11 +13,15 @@ Networks. The numbers that the papers print.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 
+import layers
 import torch
+from layers import Layer
 from pytorchcv.model_provider import get_model
 from torch import nn
 
@@ -40,8 +46,10 @@ class Model:
 
     name: str
     pytorchcv: str | None = None  # None: built below
+    listed: Callable[[], list[Layer]] | None = None  # instead of being built
     image: int = 224
     batch_size: int
+    bytes_per_element: int = 4
     iteration_s: float | None = None  # printed by a paper; None: from the speed of googlenet-k80
 
 
@@ -57,20 +65,49 @@ MODELS = [
         name="resnet20", pytorchcv="resnet20_cifar10", image=32, batch_size=128, iteration_s=0.146
     ),
     Model(name="vgg16", image=32, batch_size=128, iteration_s=0.097),
+    Model(
+        name="bert-base",
+        listed=partial(layers.bert, layers=12, width=768, tokens=128),
+        batch_size=32,
+    ),
+    Model(
+        name="bert-large",
+        listed=partial(layers.bert, layers=24, width=1024, tokens=128),
+        batch_size=32,
+    ),
+    Model(
+        name="gpt2", listed=partial(layers.gpt2, layers=12, width=768, tokens=1024), batch_size=8
+    ),
+    Model(
+        name="vit-b16",
+        listed=partial(layers.vit, layers=12, width=768, image=224, patch=16),
+        batch_size=64,
+    ),
+    Model(
+        name="llama-1b",
+        listed=partial(
+            layers.llama,
+            layers=16,
+            width=2048,
+            heads=32,
+            shared_heads=8,
+            hidden=8192,
+            tokens=1024,
+        ),
+        batch_size=4,
+        bytes_per_element=2,
+    ),
+    Model(
+        name="recommender",
+        listed=partial(layers.recommender, rows=1_000_000, width=64, tables=8),
+        batch_size=2048,
+    ),
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A module with parameters of its own, and its multiply-accumulates for one image."""
-
-    parameters: tuple[tuple[str, int], ...]  # name and elements, in declaration order
-    macs: int
-
-
 def estimated_trace(model: Model) -> Trace:
-    layers = layers_in_forward_order(model)
-    macs = sum(layer.macs for layer in layers)
+    found = layers_in_forward_order(model) if model.listed is None else model.listed()
+    macs = sum(layer.macs for layer in found)
     if model.iteration_s is None:
         iteration_s = 2 * 3 * macs * model.batch_size / k80_flops()
         total = f"{macs / 1e9:.2f} G multiply-accumulates at the speed of googlenet-k80"
@@ -78,19 +115,22 @@ def estimated_trace(model: Model) -> Trace:
         iteration_s = model.iteration_s
         total = f"iteration time of the {GTOPK}"
     s_per_mac = iteration_s / 3 / macs
-    tensors, ready_s = [], 0.0
-    for layer in reversed(layers):
+    tensors, ready_s, forward_macs = [], 0.0, 0
+    for layer in reversed(found):
         ready_s += 2 * layer.macs * s_per_mac
-        for place, (name, elements) in enumerate(reversed(layer.parameters)):
+        forward_macs += layer.macs  # with that of layers behind it that have no parameters
+        for place, (name, shape) in enumerate(reversed(layer.parameters)):
             tensors.append(
                 Tensor(
                     name=name,
-                    elements=elements,
-                    bytes_per_element=4,
+                    elements=prod(shape),
+                    bytes_per_element=model.bytes_per_element,
                     ready_s=round(ready_s, 9),
-                    forward_s=round(layer.macs * s_per_mac, 9) if place == 0 else 0.0,
+                    forward_s=round(forward_macs * s_per_mac, 9) if place == 0 else 0.0,
+                    shape=shape,
                 )
             )
+            forward_macs = 0
     return Trace(
         name=model.name,
         origin="estimated",
@@ -102,14 +142,14 @@ def estimated_trace(model: Model) -> Trace:
 
 def layers_in_forward_order(model: Model) -> list[Layer]:
     """As a forward pass over shapes alone meets them."""
-    layers: list[Layer] = []
+    found: list[Layer] = []
     with torch.device("meta"):
         module = build(model)
         for name, part in module.named_modules():
             if list(part.parameters(recurse=False)):
-                part.register_forward_hook(_recorder(name, layers))
+                part.register_forward_hook(_recorder(name, found))
         module.eval()(torch.zeros(1, 3, model.image, model.image))
-    return layers
+    return found
 
 
 def build(model: Model) -> nn.Module:
@@ -124,23 +164,23 @@ def build(model: Model) -> nn.Module:
 
 def vgg16_for_small_images() -> nn.Module:
     """VGG-16 as it is used on CIFAR-10: thirteen normalised convolutions and one linear layer."""
-    layers: list[nn.Module] = []
+    parts: list[nn.Module] = []
     before = 3
     for width in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0):
         if width == 0:
-            layers.append(nn.MaxPool2d(2))
+            parts.append(nn.MaxPool2d(2))
             continue
-        layers += [nn.Conv2d(before, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+        parts += [nn.Conv2d(before, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
         before = width
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(512, 10))
 
 
-def _recorder(name: str, layers: list[Layer]):  # type: ignore[no-untyped-def]
+def _recorder(name: str, found: list[Layer]):  # type: ignore[no-untyped-def]
     def record(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         del inputs
         own = module.named_parameters(recurse=False)
-        parameters = tuple((f"{name}.{own_name}", p.numel()) for own_name, p in own)
-        layers.append(Layer(parameters, _macs(module, output)))
+        parameters = tuple((f"{name}.{own_name}", tuple(p.shape)) for own_name, p in own)
+        found.append(Layer(parameters, _macs(module, output)))
 
     return record
 

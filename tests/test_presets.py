@@ -33,6 +33,40 @@ def test_sizes_and_times_are_the_published_ones(name):
         assert trace.compute_s == pytest.approx(iteration_s, rel=0.03)
 
 
+# What is known of the checkpoints whose tensors today's traces have, from their model cards.
+TODAY = {
+    "bert-base": (199, 109_482_240),
+    "bert-large": (391, 335_141_888),
+    "gpt2": (148, 124_439_808),
+    "vit-b16": (152, 86_567_656),
+    "llama-1b": (146, 1_235_814_400),
+}
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_todays_models_have_the_published_sizes(name):
+    trace = load_trace(name)
+    tensors, parameters = TODAY[name]
+    assert len(trace.tensors) == tensors
+    assert sum(tensor.elements for tensor in trace.tensors) == parameters
+    assert {tensor.bytes_per_element for tensor in trace.tensors} == {
+        2 if name == "llama-1b" else 4
+    }
+    assert trace.backward_s == pytest.approx(2 * trace.forward_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-1b"])
+def test_a_tied_embedding_is_complete_last_and_needed_first(name):
+    """Though the head, which has its weights, is the first to have its backward."""
+    trace = load_trace(name)
+    embedding, first = trace.tensors[-1], trace.tensors[0]
+    assert embedding.elements == max(tensor.elements for tensor in trace.tensors)
+    assert embedding.ready_s == trace.backward_s
+    # The head's time is there all the same: before the first gradient, and at the end of forward.
+    assert first.ready_s > 0.05 * trace.backward_s
+    assert first.forward_s > 0.05 * trace.forward_s
+
+
 @pytest.mark.parametrize("model", make_presets.MODELS, ids=lambda model: model.name)
 def test_the_script_writes_the_shipped_traces(model):
     assert make_presets.estimated_trace(model) == load_trace(model.name)

@@ -25,14 +25,14 @@ Value = TypeVar("Value", Trace, Network, Plan, Timeline, Results, Losses, Recipe
 AnyValue = Trace | Network | Plan | Timeline | Results | Losses | Recipe | Remembered
 
 SCHEMAS: dict[type, str] = {
-    Trace: "gradweave.trace/1",
+    Trace: "gradweave.trace/2",
     Network: "gradweave.network/4",
     Plan: "gradweave.plan/3",
     Timeline: "gradweave.timeline/1",
     Results: "gradweave.results/1",
     Losses: "gradweave.losses/1",
-    Recipe: "gradweave.recipe/3",
-    Remembered: "gradweave.remembered/1",  # a new number with every new one of a recipe
+    Recipe: "gradweave.recipe/4",
+    Remembered: "gradweave.remembered/2",  # a new number with every new one of a recipe
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import groupby, pairwise
+from math import prod, sqrt
 
 import numpy as np
 from msgspec import Struct
@@ -13,6 +14,7 @@ from gradweave.errors import RequestError
 from gradweave.vocabulary import Origin
 
 LARGEST_SCALE = 1e6
+MATRIX = 2  # dimensions
 
 
 class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,15 +29,35 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bytes_per_element: int
     ready_s: float  # since backward began
     forward_s: float
+    shape: tuple[int, ...] | None = None  # where more is known than how many elements there are
 
     def __post_init__(self) -> None:
         require_text(self, "name")
         require_positive(self, "elements", "bytes_per_element")
         require_not_negative(self, "ready_s", "forward_s")
+        if self.shape is not None and prod(self.shape) != self.elements:
+            raise ValueError(
+                f"{self.name!r}: shape {list(self.shape)} has {prod(self.shape)} elements, not "
+                f"{self.elements}"
+            )
 
     @property
     def nbytes(self) -> int:
         return self.elements * self.bytes_per_element
+
+    def scaled(self, scale: float) -> "Tensor":
+        """With about ``scale`` times as many elements, and as a matrix of the same proportions.
+
+        Of more than two dimensions those behind the first are the matrix's columns.
+        """
+        if self.shape is None or len(self.shape) < MATRIX or scale == 1:
+            elements = max(1, round(self.elements * scale))
+            shape = None if self.shape is None else self.shape if scale == 1 else (elements,)
+            return replace(self, elements=elements, shape=shape)
+        rows, columns = self.shape[0], prod(self.shape[1:])
+        fewer_rows = max(1, round(rows * sqrt(scale)))
+        shape = (fewer_rows, max(1, round(rows * columns * scale / fewer_rows)))
+        return replace(self, elements=prod(shape), shape=shape)
 
 
 class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,8 +132,7 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         return self._map(
             lambda tensor: replace(
-                tensor,
-                elements=max(1, round(tensor.elements * parameter_scale)),
+                tensor.scaled(parameter_scale),
                 ready_s=tensor.ready_s * backward,
                 forward_s=tensor.forward_s * forward,
             )

@@ -53,6 +53,11 @@ def plan_3(document: Document) -> Document:
     return _with_each(document, "buckets", renamed)
 
 
+def trace_2(document: Document) -> Document:
+    """Version 1 did not know shapes."""
+    return _with_each(document, "tensors", lambda tensor: {"shape": None, **tensor})
+
+
 def recipe_2(document: Document) -> Document:
     """Version 1 did not say what a step took, and held older plans and networks."""
     return _with_held({"step_s": None, **document}, plan=plan_2, network=network_3)
@@ -63,6 +68,16 @@ def recipe_3(document: Document) -> Document:
     return _with_held(document, plan=plan_3, network=network_4)
 
 
+def recipe_4(document: Document) -> Document:
+    """Version 3 held older traces."""
+    return _with_held(document, trace=trace_2)
+
+
+def remembered_2(document: Document) -> Document:
+    """Version 1 held older recipes."""
+    return _with_held(document, recipe=recipe_4)
+
+
 UPGRADES: dict[str, tuple[str, Upgrade]] = {
     "gradweave.network/1": ("gradweave.network/2", network_2),
     "gradweave.network/2": ("gradweave.network/3", network_3),
@@ -71,6 +86,9 @@ UPGRADES: dict[str, tuple[str, Upgrade]] = {
     "gradweave.plan/2": ("gradweave.plan/3", plan_3),
     "gradweave.recipe/1": ("gradweave.recipe/2", recipe_2),
     "gradweave.recipe/2": ("gradweave.recipe/3", recipe_3),
+    "gradweave.recipe/3": ("gradweave.recipe/4", recipe_4),
+    "gradweave.remembered/1": ("gradweave.remembered/2", remembered_2),
+    "gradweave.trace/1": ("gradweave.trace/2", trace_2),
 }
 
 

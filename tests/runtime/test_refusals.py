@@ -17,7 +17,7 @@ from gradweave.runtime.plan_source import given_plan
 from gradweave.sparse.settings import GTopK
 
 SPARSE = Compression(method="gtopk", density=0.1)
-TRACE = Path(__file__).parents[1] / "golden" / "trace-1.json"
+TRACE = Path(__file__).parents[1] / "golden" / "trace-2.json"
 
 
 def falls_back(group, kind):
@@ -152,7 +152,7 @@ def test_plan_files_that_are_not(tmp_path):
     for plan, expected in (
         (truncated, "not complete JSON"),
         (tmp_path / "none.json", "there is no file"),
-        (TRACE, "schema: expected 'gradweave.plan/3', found 'gradweave.trace/1'"),
+        (TRACE, "schema: expected 'gradweave.plan/3', found 'gradweave.trace/2'"),
     ):
         for found in on_two(reading_complaint, str(plan), scratch=tmp_path):
             assert expected in found

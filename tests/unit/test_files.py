@@ -64,7 +64,7 @@ def test_compression_and_links_come_back_too(small_trace):
     assert there_and_back(plan) == plan
 
 
-CURRENT = {Trace: 1, Network: 4, Plan: 3, Timeline: 1, Results: 1, Recipe: 3, Remembered: 1}
+CURRENT = {Trace: 2, Network: 4, Plan: 3, Timeline: 1, Results: 1, Recipe: 4, Remembered: 2}
 
 
 @pytest.mark.parametrize("kind", CURRENT)
@@ -95,6 +95,23 @@ def test_recipes_of_version_1_are_completed():
     )
     assert older == replace(newer, step_s=None)
     assert newer == newest
+
+
+def test_older_traces_have_no_shapes():
+    """Also those that recipes hold, and recipes that are remembered."""
+    older, newer = (files.read(GOLDEN / f"trace-{version}.json", Trace) for version in (1, 2))
+    assert older == _without_shapes(newer)
+    old_recipe, recipe = (
+        files.read(GOLDEN / f"recipe-{version}.json", Recipe) for version in (3, 4)
+    )
+    assert old_recipe == replace(recipe, trace=_without_shapes(recipe.trace))
+    old, now = (files.read(GOLDEN / f"remembered-{version}.json", Remembered) for version in (1, 2))
+    assert old == replace(now, recipe=old_recipe)
+
+
+def _without_shapes(trace):
+    assert any(tensor.shape is not None for tensor in trace.tensors)
+    return replace(trace, tensors=tuple(replace(tensor, shape=None) for tensor in trace.tensors))
 
 
 def test_older_networks_select_for_nothing():
@@ -194,7 +211,7 @@ def document(small_trace):
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        (["schema"], "gradweave.trace/2", "schema: expected 'gradweave.trace/1', found 'gradweave"),
+        (["schema"], "gradweave.trace/3", "schema: expected 'gradweave.trace/2', found 'gradweave"),
         (["color"], "red", "Object contains unknown field `color`"),
         (["tensors", 1, "size"], 3, r"tensors[1]: Object contains unknown field `size`"),
         (["tensors", 1, "ready_s"], -1, r"tensors[1]: 'b': ready_s must be a number >= 0, got -1"),
@@ -234,9 +251,9 @@ def test_a_truncated_file(small_trace, share):
         files.loads(cut, Trace, origin="text")
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "null", '"gradweave.trace/1"'])
+@pytest.mark.parametrize("text", ["[]", "3", "null", '"gradweave.trace/2"'])
 def test_json_that_is_no_document(text):
-    with pytest.raises(FormatError, match=r"schema: expected 'gradweave.trace/1', found None"):
+    with pytest.raises(FormatError, match=r"schema: expected 'gradweave.trace/2', found None"):
         files.loads(text, Trace, origin="text")
 
 
@@ -315,13 +332,13 @@ def test_only_files_are_written_to(tmp_path, small_trace, name):
 
 def test_names_that_cannot_be_written():
     lone_surrogate = json.dumps("\ud800")
-    document = (GOLDEN / "trace-1.json").read_text().replace('"layer2.bias"', lone_surrogate)
+    document = (GOLDEN / "trace-2.json").read_text().replace('"layer2.bias"', lone_surrogate)
     with pytest.raises(FormatError, match="name must be text that can be written"):
         files.loads(document, Trace, origin="text")
 
 
 def test_numbers_beyond_reason():
-    document = (GOLDEN / "trace-1.json").read_text().replace("5120", "1" + "0" * 400)
+    document = (GOLDEN / "trace-2.json").read_text().replace("5120", "1" + "0" * 400)
     with pytest.raises(FormatError, match=r"elements must be positive and at most 1e\+15"):
         files.loads(document, Trace, origin="text")
 

@@ -12,7 +12,7 @@ from gradweave.plan import Bucket, Plan
 from gradweave.remembered import ParameterKey, PlanKey, Remembered, numbered
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-GOLDEN_FILE = GOLDEN / "remembered-1.json"
+GOLDEN_FILE = GOLDEN / "remembered-2.json"
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,32 @@ def test_rescaling_reaches_the_totals_asked_for(made, forward_s, scale):
         assert after.elements == max(1, round(before.elements * scale))
 
 
+@given(
+    rows=st.integers(1, 3000), columns=st.integers(1, 3000), scale=st.floats(0.001, 4).map(float)
+)
+def test_matrices_keep_their_proportions(rows, columns, scale):
+    before = tensor(elements=rows * columns, shape=(rows, columns))
+    after = before.scaled(scale)
+    fewer_rows, fewer_columns = after.shape
+    assert after.elements == fewer_rows * fewer_columns
+    if min(after.shape) >= 20:  # rounding aside
+        assert after.elements == pytest.approx(rows * columns * scale, rel=0.05)
+        assert fewer_rows / fewer_columns == pytest.approx(rows / columns, rel=0.1)
+
+
+def test_kernels_become_matrices_and_vectors_stay_vectors():
+    kernel = tensor(elements=64 * 3 * 49, shape=(64, 3, 7, 7))
+    assert kernel.scaled(0.25).shape == (32, 74)
+    assert kernel.scaled(1) == kernel
+    assert tensor(elements=100, shape=(100,)).scaled(0.5).shape == (50,)
+    assert tensor(elements=100).scaled(0.5).shape is None
+
+
+def test_a_shape_has_the_elements_that_there_are():
+    with pytest.raises(ValueError, match=r"'t': shape \[2, 3\] has 6 elements, not 7"):
+        tensor(elements=7, shape=(2, 3))
+
+
 def test_rescaling_needs_something_to_scale():
     with pytest.raises(RequestError, match=r"no backward time to rescale to 2.0 s"):
         trace(tensor(ready_s=0.0)).rescaled(backward_s=2.0)

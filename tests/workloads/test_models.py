@@ -1,5 +1,6 @@
 """The published sizes, and that all of them learn."""
 
+from functools import partial
 from importlib.resources import files as package_files
 
 import pytest
@@ -8,7 +9,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy, pad
 
 from gradweave.workloads.datasets import Batches, fashion_mnist_subset, load_text
-from gradweave.workloads.models import MODELS, CharLSTM, SmallCNN, resnet20, vgg16
+from gradweave.workloads.models import (
+    MODELS,
+    CharLSTM,
+    CharTransformer,
+    SmallCNN,
+    resnet20,
+    vgg16,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +39,7 @@ SIZES = {  # parameters and one input
     "resnet20-grey": (269_434, (1, 1, 28, 28)),
     "vgg16": (14_728_266, IMAGE),  # the gTop-k paper: 14.7 M
     "char-lstm": (280_897, None),
+    "char-transformer": (2_706_624, None),
 }
 
 
@@ -52,6 +61,8 @@ def test_options():
         assert vgg16(1, 7, width=4)(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
         assert SmallCNN(3, 7, width=4)(torch.zeros(2, 3, 28, 28)).shape == (2, 7)
         assert CharLSTM(9, width=4)(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 9, 5)
+        codes = torch.zeros(2, 5, dtype=torch.int64)
+        assert CharTransformer(9, width=8, layers=1, heads=2)(codes).shape == (2, 9, 5)
         assert parameters(vgg16(width=8)) < 14_728_266 / 50
 
 
@@ -125,7 +136,26 @@ def test_images_are_learnt(build, resized):
     assert shrinkage(build(), inputs, images.labels, learning_rate=0.002) < 0.8
 
 
-def test_text_is_learnt():
+@pytest.mark.parametrize(
+    ("build", "learning_rate"),
+    [
+        (partial(CharLSTM, width=32), 0.02),
+        (partial(CharTransformer, width=32, layers=2, heads=4, window=20), 0.01),
+    ],
+    ids=["char-lstm", "char-transformer"],
+)
+def test_text_is_learnt(build, learning_rate):
     text = load_text(package_files("gradweave.workloads") / "data" / "LICENSE-fashion-mnist")
-    model = CharLSTM(len(text.vocabulary), width=32)
-    assert shrinkage(model, *text.windows(20), learning_rate=0.02) < 0.8
+    model = build(len(text.vocabulary))
+    assert shrinkage(model, *text.windows(20), learning_rate=learning_rate) < 0.8
+
+
+def test_a_transformer_does_not_look_ahead():
+    model = CharTransformer(9, width=16, layers=2, heads=2).eval()
+    codes = torch.randint(9, (3, 12))
+    changed = codes.clone()
+    changed[:, 7:] = (codes[:, 7:] + 1) % 9
+    with torch.no_grad():
+        before, after = model(codes), model(changed)
+    assert torch.equal(before[:, :, :7], after[:, :, :7])
+    assert not torch.equal(before[:, :, 7:], after[:, :, 7:])

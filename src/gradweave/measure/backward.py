@@ -247,6 +247,7 @@ def trace_of(
                 bytes_per_element=parameters[name].element_size(),
                 ready_s=times.ready_s[name],
                 forward_s=shares_s[name],
+                shape=tuple(parameters[name].shape),
             )
             for name in order
             if parameters[name].numel()

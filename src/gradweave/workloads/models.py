@@ -6,7 +6,10 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.nn.functional import pad, relu
+from torch.nn.functional import linear, pad, relu, scaled_dot_product_attention
+
+# GPT-2's; with torch's own the scores of a tied head would begin far too large.
+EMBEDDING_STD = 0.02
 
 
 class SmallCNN(nn.Sequential):
@@ -144,10 +147,71 @@ class CharLSTM(nn.Module):
         return scores.transpose(1, 2)
 
 
+class TransformerBlock(nn.Module):
+    """Attention to what came before, then two linear layers, each beside a shortcut (GPT-2)."""
+
+    def __init__(self, width: int, *, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.projection = nn.Linear(width, 3 * width)
+        self.attended = nn.Linear(width, width)
+        self.before_mlp = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = hidden + self.attended(self._attention(self.before_attention(hidden)))
+        mlp: torch.Tensor = self.mlp(self.before_mlp(hidden))
+        return hidden + mlp
+
+    def _attention(self, hidden: torch.Tensor) -> torch.Tensor:
+        # (window, place, width) to three of (window, head, place, width of a head), and back.
+        query, key, value = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.projection(hidden).chunk(3, dim=2)
+        )
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        return mixed.transpose(1, 2).flatten(2)
+
+
+class CharTransformer(nn.Module):
+    """The next character from those before it in its window, by a small GPT-2.
+
+    Takes codes as (window, place), at most ``window`` of them, and returns scores as (window,
+    character, place). As in GPT-2 the head is the embedding, whose gradient is complete last and
+    which forward needs first.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 65,
+        *,
+        width: int = 192,
+        layers: int = 6,
+        heads: int = 6,
+        window: int = 128,
+    ) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(vocabulary, width)
+        self.places = nn.Embedding(window, width)
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads=heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        for embedding in (self.characters, self.places):
+            nn.init.normal_(embedding.weight, std=EMBEDDING_STD)
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(codes.shape[1], device=codes.device)
+        hidden = self.norm(self.blocks(self.characters(codes) + self.places(places)))
+        return linear(hidden, self.characters.weight).transpose(1, 2)
+
+
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "small-cnn": SmallCNN,
     "resnet20": resnet20,
     "resnet20-grey": partial(resnet20, 1),
     "vgg16": vgg16,
     "char-lstm": CharLSTM,
+    "char-transformer": CharTransformer,
 }

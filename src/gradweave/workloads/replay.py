@@ -64,7 +64,7 @@ TIMERS: dict[ReplayMode, Callable[[], Timer]] = {"waiting": Waiting, "dispatchin
 class Replay(nn.Module):
     """Call it with any tensor, and backward through the single number it returns.
 
-    Each parameter has the name, size and width of its tensor in the trace, and every element of
+    Each parameter has the name, shape and width of its tensor in the trace, and every element of
     each gradient is ``gradient``.
     """
 
@@ -89,9 +89,8 @@ class Replay(nn.Module):
                 )
             path, _, leaf = tensor.name.rpartition(".")
             owner = self._owner(path)
-            parameter = nn.Parameter(
-                torch.zeros(tensor.elements, dtype=DTYPES[tensor.bytes_per_element])
-            )
+            shape = (tensor.elements,) if tensor.shape is None else tensor.shape
+            parameter = nn.Parameter(torch.zeros(shape, dtype=DTYPES[tensor.bytes_per_element]))
             try:
                 owner.register_parameter(leaf, parameter)
             except KeyError as error:
