@@ -28,12 +28,16 @@ def explanation(found: Findings, *, workers: int, baseline: str = "torch's own b
 
 def _how(found: Findings, workers: int, baseline: str) -> list[str]:
     """How messages travel, and why so."""
+    waits = "" if found.waits_for is None else f"; waits for {found.waits_for}"
     if found.is_whole:
         unknown = [] if found.note is None else [f"Whether that pays is unknown: {found.note}."]
+        if found.stage is not Stage.SETTLED:
+            unknown = [f"Whether that pays is not known yet: {found.stage}{waits}."]
         return ["The whole model travels as one sparse message.", *unknown]
     plan = found.plan
     if plan is not None and found.stage is Stage.WARMING_UP:
-        return [f"{_buckets(plan)}, planned by {plan.planner}, until the density is the last one."]
+        until = "until the density is the last one"
+        return [f"{_buckets(plan)}, planned by {plan.planner}, {until}; step {found.steps}{waits}."]
     if found.stage is not Stage.SETTLED:
         return _so_far(found, workers, baseline)
     if plan is None:

@@ -246,6 +246,7 @@ class Session:
         assert self.task.compression_at is not None
         compression = self.task.compression_at(LAST_STEP)
         known.note(stage=Stage.RECORDING)
+        self._say(logging.INFO, f"finding out whether {compression} pays for the whole model")
         recorded: Recorded | Unplannable = yield Record(self.task.record_steps)
         if isinstance(recorded, Unplannable):
             known.note(stage=Stage.SETTLED, note=recorded.why)
@@ -261,14 +262,14 @@ class Session:
             collective="native",
             compression=compression,
         )
-        known.note(stage=Stage.SETTLED, network=priced)
+        known.note(stage=Stage.SETTLED, network=priced, waits_for=None)
         self._judge(plan, trace, priced)
 
     def _judge(self, plan: Plan, trace: Trace, network: Network) -> None:
         worth = verdict(trace, plan, network, workers=self.task.workers)
         self._known.note(worth=worth)
-        if worth is not None and not worth.pays:
-            self._say(logging.WARNING, str(worth))
+        if worth is not None:
+            self._say(logging.INFO if worth.pays else logging.WARNING, str(worth))
 
     def _watch(self, most: float) -> Generator[Command, Any, bool]:
         """Whether steps take another time than when the plan was chosen, by this share.
