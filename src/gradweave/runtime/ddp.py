@@ -65,10 +65,10 @@ class DistributedDataParallel(Planned, TorchDDP):
     ``planner``      which plan to try first, as `gradweave plan --planner`.
     ``plan``         a Plan or Recipe, or a file of one: nothing is recorded and nothing is tried.
     ``cache``        a folder for the plans that are found: the next run of the same model on as
-                     many workers begins with its plan, and plans again when steps take another time
-                     by ``replan_when`` (default here: 0.25). What rank 0 says counts, and it alone
-                     reads and writes. Default: the environment's GRADWEAVE_CACHE; empty: none, even
-                     so. With ``plan`` it is left alone.
+                     many workers begins with its plan, and plans again when steps take longer by
+                     ``replan_when`` (default here: 0.25, in the first 60). Rank 0 alone reads,
+                     writes and decides. Default: the environment's GRADWEAVE_CACHE; empty: none,
+                     even so. With ``plan`` it is left alone.
     ``collective``   "auto", or how every bucket travels, as `gradweave bench collectives` names it.
     ``compression``  GTopK(…) or TopK(…) of gradweave.sparse.settings: only the largest travel.
     ``grad_scaler``  with compression: whose scale the residuals follow.
