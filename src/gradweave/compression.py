@@ -1,5 +1,6 @@
-"""How a gradient is thinned out before it travels."""
+"""How a gradient is made smaller before it travels: rounded, or thinned out."""
 
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 from msgspec import Struct
@@ -11,30 +12,69 @@ from gradweave.vocabulary import parse_spec
 ExchangeName = Literal["topk", "gtopk", "gtopk-tree", "gtopk-tree-lossy", "gtopk-all-gather"]
 EXCHANGE_NAMES: tuple[ExchangeName, ...] = get_args(ExchangeName)
 
+# What every element is rounded to, by the names of gradweave.comm.rounding.WIRE_FORMATS.
+RoundingName = Literal["bf16", "fp16", "int8"]
+ROUNDING_NAMES: tuple[RoundingName, ...] = get_args(RoundingName)
+
+# Of 8-bit numbers so many share a scale of 4 bytes.
+ELEMENTS_PER_SCALE = 256
+# What is left of 4 bytes on the wire.
+WIRE_SHARES: Mapping[RoundingName, float] = {
+    "bf16": 1 / 2,
+    "fp16": 1 / 2,
+    "int8": 1 / 4 + 1 / ELEMENTS_PER_SCALE,
+}
+DEFAULT_DENSITY = 0.001
+
 
 class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Only the share ``density`` of the elements travels: each worker's largest, or the world's."""
+    """All elements travel, rounded; or only the share ``density`` of them does, as it is.
 
-    method: ExchangeName
-    density: float
+    Those are each worker's largest, or the world's.
+    """
+
+    method: ExchangeName | RoundingName
+    density: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
             raise ValueError(f"density must be above 0 and at most 1, got {self.density}")
+        if self.rounding is not None and self.density != 1:
+            raise ValueError(f"{self.method} rounds all elements: density must be 1")
 
     def __str__(self) -> str:
-        return f"{self.method}:{self.density:g}"
+        return self.method if self.rounding else f"{self.method}:{self.density:g}"
+
+    @property
+    def rounding(self) -> RoundingName | None:
+        """What elements are rounded to; None where they are thinned out."""
+        return next((name for name in ROUNDING_NAMES if name == self.method), None)
+
+    @property
+    def wire_share(self) -> float:
+        """What is left of float32 on the wire; of what is thinned out, without indices."""
+        return self.density if self.rounding is None else WIRE_SHARES[self.rounding]
+
+    @property
+    def exchange(self) -> ExchangeName:
+        """How the largest are exchanged; only where elements are thinned out."""
+        return next(name for name in EXCHANGE_NAMES if name == self.method)
 
 
 def parse_compression(text: str) -> Compression:
-    """``gtopk:0.001`` keeps one element in a thousand."""
+    """``gtopk:0.001`` keeps one element in a thousand; ``bf16`` rounds all of them."""
     spec = parse_spec(text)
-    method = next((name for name in EXCHANGE_NAMES if name == spec.name), None)
-    if method is None:
-        raise RequestError(f"no compression {spec.name!r}; there are {', '.join(EXCHANGE_NAMES)}")
+    rounding = next((name for name in ROUNDING_NAMES if name == spec.name), None)
+    exchange = next((name for name in EXCHANGE_NAMES if name == spec.name), None)
+    if rounding is not None:
+        if spec.argument is not None:
+            raise RequestError(f"{text!r}: {rounding} rounds all elements; write {rounding} alone")
+        return Compression(method=rounding)
+    if exchange is None:
+        known = ", ".join([*ROUNDING_NAMES, *EXCHANGE_NAMES])
+        raise RequestError(f"no compression {spec.name!r}; there are {known}")
     try:
-        return Compression(
-            method=method, density=float("0.001" if spec.argument is None else spec.argument)
-        )
+        density = DEFAULT_DENSITY if spec.argument is None else float(spec.argument)
+        return Compression(method=exchange, density=density)
     except ValueError as error:
-        raise RequestError(f"{text!r}: {error}; write it as {method}:0.001") from None
+        raise RequestError(f"{text!r}: {error}; write it as {exchange}:0.001") from None

@@ -1,34 +1,66 @@
 """What a message costs: measured curves, fitted lines, or links and a topology."""
 
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.checks import require_not_negative, require_text
-from gradweave.compression import EXCHANGE_NAMES, Compression
+from gradweave.compression import EXCHANGE_NAMES, Compression, parse_compression
 from gradweave.costs import (
     FREE,
     Cost,
     Curve,
     Line,
     Links,
+    Share,
     Total,
     closed_form,
     has_formula,
     sparse_closed_form,
 )
 from gradweave.costs.sparse import selection
-from gradweave.errors import UnknownCost
+from gradweave.errors import RequestError, UnknownCost
 from gradweave.vocabulary import Beside, Operation, parse_spec
+
+
+class Travel(NamedTuple):
+    """A way for gradients to travel: by this collective, rounded or thinned out like that."""
+
+    collective: str
+    compression: Compression | None = None
+
+    def __str__(self) -> str:
+        """As measured costs are named: ``ring``, ``ring+bf16``, ``gtopk:0.001``."""
+        if self.compression is None:
+            return self.collective
+        if self.compression.rounding is None:
+            return str(self.compression)
+        return f"{self.collective}{ROUNDED_BY}{self.compression}"
+
+
+ROUNDED_BY = "+"
+
+
+def parse_travel(name: str) -> Travel:
+    """``ring+bf16`` sends by ring, rounded to bf16; ``ring`` sends gradients as they are."""
+    collective, plus, rounding = name.partition(ROUNDED_BY)
+    if not plus:
+        return Travel(name)
+    compression = parse_compression(rounding)
+    if compression.rounding is None:
+        raise RequestError(f"{name!r}: {rounding} has an exchange of its own; write it alone")
+    return Travel(collective, compression)
 
 
 class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one operation by one collective costs among one number of workers.
 
-    A collective may be an exchange of sparse gradients, such as ``gtopk:0.001``; its cost is over
-    the bytes of the dense message, and selecting is not in it.
+    A collective may be an exchange of sparse gradients, such as ``gtopk:0.001``, or one of rounded
+    gradients, such as ``ring+bf16``. The cost is over the bytes of the dense message in float32;
+    rounding is in it, selecting is not.
 
     ``cost`` is how long a message keeps the next one waiting. It arrives ``latency_s`` later, for
     messages that follow each other closely overlap at their ends.
@@ -44,6 +76,10 @@ class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         require_text(self, "collective")
         require_not_negative(self, "latency_s")
+        try:
+            parse_travel(self.collective)
+        except RequestError as error:
+            raise ValueError(f"collective: {error}") from None
         if self.workers < 2:  # noqa: PLR2004
             raise ValueError(f"workers must be at least 2, got {self.workers}")
 
@@ -108,6 +144,9 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Where it is thinned out, the thread that sends it first selects what travels.
         """
         is_whole = self._measured("all-reduce", collective) or not _has_servers(collective)
+        if compression is not None and compression.rounding is not None:
+            cost = self._rounded_cost(Travel(collective, compression), workers)
+            return ((f"{compression} all-reduce", cost),)
         if compression is not None:
             self._check_known(collective)
             exchange = (str(compression), self._sparse_cost(compression, workers))
@@ -128,10 +167,18 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return float(cost.seconds(np.array([nbytes], dtype=np.float64))[0])
 
     def latency_s(
-        self, collective: str, *, workers: int, operation: Operation = "all-reduce"
+        self,
+        collective: str,
+        *,
+        workers: int,
+        operation: Operation = "all-reduce",
+        compression: Compression | None = None,
     ) -> float:
         """How much later than the next could leave a message has arrived."""
         entry = self._entries(operation, collective).get(workers)
+        if compression is not None and compression.rounding is not None:
+            rounded = self._entries(operation, str(Travel(collective, compression)))
+            entry = rounded.get(workers, entry)
         return 0.0 if entry is None else entry.latency_s
 
     @property
@@ -145,8 +192,14 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def collectives(self) -> tuple[str, ...]:
-        """Those that were measured or fitted, without exchanges of sparse gradients."""
+        """Those that were measured or fitted with whole gradients as they are."""
         return tuple(dict.fromkeys(entry.collective for entry in self.costs if _is_dense(entry)))
+
+    @property
+    def travels(self) -> tuple[Travel, ...]:
+        """The ways that were measured or fitted for whole gradients, as they are and rounded."""
+        whole = (entry.collective for entry in self.costs if not _is_sparse(entry))
+        return tuple(map(parse_travel, dict.fromkeys(whole)))
 
     @property
     def known_workers(self) -> tuple[int, ...]:
@@ -188,6 +241,16 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         formula = closed_form(operation, collective, self.links, max(2, workers))
         return FREE if workers == 1 else formula
 
+    def _rounded_cost(self, travel: Travel, workers: int) -> Cost:
+        """As measured; otherwise as if fewer bytes were all the difference."""
+        measured = self._measured("all-reduce", str(travel))
+        if workers in measured:
+            return measured[workers]
+        assert travel.compression is not None
+        dense = self._dense_cost("all-reduce", travel.collective, workers)
+        share = Share(dense, travel.compression.wire_share)
+        return share.line(0.0) if isinstance(dense, Line) else share
+
     def _sparse_cost(self, compression: Compression, workers: int) -> Cost:
         measured = self._measured("all-reduce", str(compression))
         if workers in measured:
@@ -216,7 +279,11 @@ def _total(costs: tuple[Cost, ...]) -> Cost:
 
 
 def _is_dense(entry: CollectiveCost) -> bool:
-    return parse_spec(entry.collective).name not in EXCHANGE_NAMES
+    return not _is_sparse(entry) and parse_travel(entry.collective).compression is None
+
+
+def _is_sparse(entry: CollectiveCost) -> bool:
+    return parse_spec(entry.collective).name in EXCHANGE_NAMES
 
 
 def _is_beside_compute(entry: CollectiveCost) -> bool:

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
+import numpy as np
 from msgspec import Struct
 
 from gradweave.compression import Compression
+from gradweave.costs.cost import FloatArray
 from gradweave.errors import PlanMismatch
 from gradweave.trace import Trace
 from gradweave.vocabulary import Passes
@@ -45,6 +47,11 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def lengths(self) -> tuple[int, ...]:
         """How many tensors each bucket holds."""
         return tuple(len(bucket.tensors) for bucket in self.buckets)
+
+    def bucket_bytes(self, trace: Trace) -> FloatArray:
+        """Of each bucket's gradients as the model has them, whatever travels."""
+        starts = np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
+        return np.add.reduceat(trace.nbytes, starts)
 
     def check_fits(self, elements: Mapping[str, int]) -> None:
         """Raise PlanMismatch unless it is for a model whose parameters have so many elements.

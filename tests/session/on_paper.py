@@ -7,7 +7,7 @@ from strategies import traces
 
 from gradweave.compression import Compression
 from gradweave.costs import Line
-from gradweave.session.candidates import shortlist, unplanned_lengths
+from gradweave.session.candidates import shortlist, travels_known, unplanned_lengths
 from gradweave.session.commands import (
     Candidates,
     CompressionPrice,
@@ -149,9 +149,8 @@ class Owner:
             command.network,
             workers=4,
             planner=self.session.task.planner,
-            collectives=command.network.collectives,
+            travels=travels_known(command.network, command.compression),
             baseline_lengths=self.baseline_lengths(),
-            compression=command.compression,
         )
 
 

@@ -9,6 +9,7 @@ from on_paper import Owner, owner, times_s
 
 from gradweave import Link, Network, Recipe
 from gradweave.costs import flat
+from gradweave.network import Travel
 from gradweave.plan import Plan
 from gradweave.session.candidates import shortlist
 from gradweave.session.commands import (
@@ -137,7 +138,7 @@ def made_plan(trace):
         NETWORK,
         workers=4,
         planner="single",
-        collectives=("ring",),
+        travels=(Travel("ring"),),
         baseline_lengths=[1] * len(trace.tensors),
     )[0].plan
 

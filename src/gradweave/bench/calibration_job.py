@@ -54,7 +54,7 @@ def in_default_group(
                 compression,
                 selection_s_per_element=slowest_s,
                 exchange=exchange_cost(
-                    Exchanger(group), exchange=compression.method, density=compression.density
+                    Exchanger(group), exchange=compression.exchange, density=compression.density
                 ),
                 workers=group.size(),
             )

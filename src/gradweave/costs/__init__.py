@@ -14,7 +14,19 @@ from gradweave.costs import (
     scatter_gather,
     sparse,
 )
-from gradweave.costs.cost import FREE, Cost, Curve, Fit, Line, Total, fit, fit_line
+from gradweave.costs.cost import (
+    FREE,
+    Cheapest,
+    Cost,
+    Curve,
+    Fit,
+    Line,
+    Share,
+    Times,
+    Total,
+    fit,
+    fit_line,
+)
 from gradweave.costs.links import GIGABIT_ETHERNET, Level, Link, Links, flat
 from gradweave.errors import UnknownCost
 from gradweave.vocabulary import (
@@ -30,6 +42,7 @@ __all__ = [
     "FORMULAS",
     "FREE",
     "GIGABIT_ETHERNET",
+    "Cheapest",
     "Cost",
     "Curve",
     "Fit",
@@ -37,6 +50,8 @@ __all__ = [
     "Line",
     "Link",
     "Links",
+    "Share",
+    "Times",
     "Total",
     "closed_form",
     "fit",
@@ -151,5 +166,5 @@ def closed_form(operation: Operation, collective: str, links: Links, workers: in
 
 
 def sparse_closed_form(compression: Compression, links: Links, workers: int) -> Line:
-    form = SPARSE_FORMULAS[compression.method]
+    form = SPARSE_FORMULAS[compression.exchange]
     return form(_only_link(links, workers, compression.method), workers, compression.density)

@@ -81,6 +81,67 @@ class Total:
         return min(part.known_to_bytes for part in self.parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a part of each message costs, over the bytes of the whole."""
+
+    whole: Cost
+    share: float
+
+    def seconds(self, nbytes: FloatArray) -> FloatArray:
+        return self.whole.seconds(self.share * nbytes)
+
+    def line(self, largest_bytes: float) -> Line:
+        line = self.whole.line(self.share * largest_bytes)
+        return Line(startup_s=line.startup_s, s_per_byte=self.share * line.s_per_byte)
+
+    @property
+    def known_to_bytes(self) -> float:
+        return self.whole.known_to_bytes / self.share
+
+
+@dataclass(frozen=True, slots=True)
+class Cheapest:
+    """Each message in whichever way is cheapest for it; none costs more than in the first way."""
+
+    ways: tuple[Cost, ...]
+
+    def seconds(self, nbytes: FloatArray) -> FloatArray:
+        cheapest: FloatArray = np.min([way.seconds(nbytes) for way in self.ways], axis=0)
+        return cheapest
+
+    def line(self, largest_bytes: float) -> Line:
+        """That of the way which the largest message takes."""
+        size = np.array([largest_bytes])
+        way = min(self.ways, key=lambda one: float(one.seconds(size)[0]))
+        return way.line(largest_bytes)
+
+    @property
+    def known_to_bytes(self) -> float:
+        return min(way.known_to_bytes for way in self.ways)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """So many times another cost."""
+
+    factor: float
+    cost: Cost
+
+    def seconds(self, nbytes: FloatArray) -> FloatArray:
+        return self.factor * self.cost.seconds(nbytes)
+
+    def line(self, largest_bytes: float) -> Line:
+        line = self.cost.line(largest_bytes)
+        return Line(
+            startup_s=self.factor * line.startup_s, s_per_byte=self.factor * line.s_per_byte
+        )
+
+    @property
+    def known_to_bytes(self) -> float:
+        return self.cost.known_to_bytes
+
+
 FREE = Line(startup_s=0.0, s_per_byte=0.0)
 
 

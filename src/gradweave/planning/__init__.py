@@ -20,6 +20,7 @@ __all__ = [
     "PLANNERS",
     "Merging",
     "find_planner",
+    "is_compressible",
     "make_plan",
 ]
 
@@ -92,6 +93,9 @@ PLANNERS_FOR_BOTH: Mapping[str, Callable[[Spec], MergingForBoth]] = {
     "optimal": _optimal_for_both,
 }
 
+# Of an element.
+COMPRESSIBLE_BYTES = 4
+
 # Beyond twice the optimum nobody wants fewer messages.
 LARGEST_TOLERANCE = 1.0
 
@@ -122,7 +126,7 @@ def make_plan(
     """
     if passes not in OPERATIONS:
         raise RequestError(f"no passes {passes!r}; there are {', '.join(OPERATIONS)}")
-    if compression is not None and {tensor.bytes_per_element for tensor in trace.tensors} != {4}:
+    if compression is not None and not is_compressible(trace):
         raise RequestError(f"{compression} is priced for gradients of 4 bytes only")
     by = collective or network.default_for(*OPERATIONS[passes])
     costs = _costs(network, by, workers=workers, compression=compression, passes=passes)
@@ -135,6 +139,11 @@ def make_plan(
         overlap=parse_spec(planner).name not in WITHOUT_OVERLAP,
         passes=passes,
     )
+
+
+def is_compressible(trace: Trace) -> bool:
+    """Whether its gradients are float32, for which compressions have prices."""
+    return all(tensor.bytes_per_element == COMPRESSIBLE_BYTES for tensor in trace.tensors)
 
 
 def _costs(

@@ -11,7 +11,12 @@ from gradweave.runtime.activity import Activity
 from gradweave.runtime.message_log import MessageLog
 from gradweave.runtime.probing import RankProbe
 from gradweave.runtime.survey import RankSurvey
-from gradweave.session.candidates import Candidate, shortlist, unplanned_lengths
+from gradweave.session.candidates import (
+    Candidate,
+    shortlist,
+    travels_known,
+    unplanned_lengths,
+)
 from gradweave.session.commands import (
     Candidates,
     CompressionPrice,
@@ -93,13 +98,12 @@ class Finding(Activity):
             network,
             workers=self._task.workers,
             planner=self._task.planner,
-            collectives=network.collectives,
+            travels=travels_known(network, self._command.compression),
             baseline_lengths=unplanned_lengths(
                 [tensor.nbytes for tensor in trace.tensors],
                 caps_bytes=self._task.baseline_caps_bytes,
                 is_declared=self._task.keeps_declared_order,
             ),
-            compression=self._command.compression,
             passes=self._task.passes,
         )
 

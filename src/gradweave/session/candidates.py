@@ -7,13 +7,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.compression import Compression
-from gradweave.costs.cost import FloatArray
-from gradweave.network import Network
-from gradweave.plan import Bucket, Plan, merge
+from gradweave.network import Network, Travel
+from gradweave.plan import Plan, merge
 from gradweave.planning import make_plan
 from gradweave.planning.baselines import closed_at
+from gradweave.planning.joint import plan_among
 from gradweave.simulation import simulate
-from gradweave.simulation.iteration import bucket_bytes
 from gradweave.trace import Trace
 from gradweave.vocabulary import MIB, Passes
 
@@ -21,7 +20,7 @@ from gradweave.vocabulary import MIB, Passes
 TOLERANCES = (0.05, 0.25)
 # What a patient user would try for `bucket_cap_mb`; the best of them by the model is a candidate.
 UNIFORM_MIB = (0.5, 1, 2, 4, 6, 8, 12, 16, 25, 35, 50, 75, 100)
-# Another collective than the backend's own must be better by this share: it runs on our thread.
+# Another way than the first must be better by this share: it runs on our thread.
 WORTH_A_THREAD = 0.10
 
 
@@ -37,29 +36,25 @@ def shortlist(
     *,
     workers: int,
     planner: str,
-    collectives: tuple[str, ...],
+    travels: tuple[Travel, ...],
     baseline_lengths: list[int],
-    compression: Compression | None = None,
     passes: Passes = "backward",
 ) -> list[Candidate]:
     """The planner's plan first, the baseline last; plans with the same buckets stand once.
 
+    ``travels`` are the ways that messages may take, the first of which they take without planning;
     ``baseline_lengths`` are how many tensors each bucket would hold without planning.
     """
 
     def planned(name: str) -> Plan:
-        plan = make_plan(
-            trace,
-            network,
-            workers=workers,
-            planner=name,
-            collective=collectives[0],
-            compression=compression,
-            passes=passes,
+        if passes == "both":
+            by = travels[0].collective
+            return make_plan(
+                trace, network, workers=workers, planner=name, collective=by, passes=passes
+            )
+        return plan_among(
+            trace, network, travels, workers=workers, planner=name, handicap=WORTH_A_THREAD
         )
-        if compression is not None or passes == "both":
-            return plan
-        return with_best_collectives(plan, trace, network, workers=workers, known=collectives)
 
     def candidate(plan: Plan) -> Candidate:
         timeline = simulate(trace, plan, network, workers=workers)
@@ -69,8 +64,8 @@ def shortlist(
         trace,
         baseline_lengths,
         planner="ddp",
-        collective=collectives[0],
-        compression=compression,
+        collective=travels[0].collective,
+        compression=travels[0].compression,
         passes=passes,
     )
     names = [planner]
@@ -85,6 +80,13 @@ def shortlist(
     return [*reversed(unique.values()), replace(baseline, is_baseline=True)]
 
 
+def travels_known(network: Network, compression: Compression | None) -> tuple[Travel, ...]:
+    """The ways that were measured; all messages are thinned out, or none is."""
+    if compression is None:
+        return network.travels
+    return (Travel(network.travels[0].collective, compression),)
+
+
 def unplanned_lengths(
     sizes: Sequence[int], *, caps_bytes: tuple[int, int], is_declared: bool
 ) -> list[int]:
@@ -96,29 +98,3 @@ def unplanned_lengths(
     order = -1 if is_declared else 1
     first, others = caps_bytes
     return closed_at(sizes[::order], chain([first], repeat(others)))[::order]
-
-
-def with_best_collectives(
-    plan: Plan, trace: Trace, network: Network, *, workers: int, known: tuple[str, ...]
-) -> Plan:
-    """Each bucket by the collective that is fastest for its size."""
-    if len(known) == 1:
-        return plan
-    nbytes = bucket_bytes(trace, plan)
-    seconds = {name: _seconds(network, name, workers, nbytes) for name in known}
-    first, *others = known
-
-    def best(number: int) -> str:
-        rival = min(others, key=lambda name: seconds[name][number])
-        is_worth_it = seconds[rival][number] < (1 - WORTH_A_THREAD) * seconds[first][number]
-        return rival if is_worth_it else first
-
-    buckets = tuple(
-        Bucket(tensors=bucket.tensors, collective=best(number), compression=bucket.compression)
-        for number, bucket in enumerate(plan.buckets)
-    )
-    return replace(plan, buckets=buckets)
-
-
-def _seconds(network: Network, collective: str, workers: int, nbytes: FloatArray) -> FloatArray:
-    return network.cost("all-reduce", collective, workers=workers).seconds(nbytes)

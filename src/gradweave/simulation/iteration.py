@@ -98,7 +98,7 @@ def _gathers(
     if workers == 1:
         return
     free_s = 0.0
-    nbytes = bucket_bytes(trace, plan)
+    nbytes = plan.bucket_bytes(trace)
     for number, bucket in reversed(list(enumerate(plan.buckets))):
         by = bucket.collective
         leave_s = free_s + network.seconds(operation, by, nbytes=nbytes[number], workers=workers)
@@ -127,15 +127,17 @@ def _messages(
     if workers == 1:
         return
     free_s = begin_s
-    nbytes = bucket_bytes(trace, plan)
+    nbytes = plan.bucket_bytes(trace)
     last_tensors = np.cumsum(plan.lengths) - 1
     price = {
         way: _priced(network, operation, way, workers, nbytes)
         for way in set(map(_way, plan.buckets))
     }
     latency_of_s = {
-        by: network.latency_s(by, workers=workers, operation=operation)
-        for by in {bucket.collective for bucket in plan.buckets}
+        (by, compression): network.latency_s(
+            by, workers=workers, operation=operation, compression=compression
+        )
+        for by, compression in price
     }
     for number, bucket in enumerate(plan.buckets):
         last = trace.tensors[last_tensors[number]] if plan.overlap else trace.tensors[-1]
@@ -144,7 +146,7 @@ def _messages(
         for phase, seconds in phases:
             leave_s = free_s + float(seconds[number])
             is_last = phase == phases[-1][0]
-            latency_s = latency_of_s[bucket.collective] if is_last else 0.0
+            latency_s = latency_of_s[_way(bucket)] if is_last else 0.0
             yield Span(
                 lane="communication",
                 label=f"{phase} {number + 1}",
@@ -154,11 +156,6 @@ def _messages(
                 nbytes=int(nbytes[number]),
             )
             free_s = leave_s
-
-
-def bucket_bytes(trace: Trace, plan: Plan) -> FloatArray:
-    starts = np.concatenate([[0], np.cumsum(plan.lengths)[:-1]])
-    return np.add.reduceat(trace.nbytes, starts)
 
 
 Way = tuple[str, Compression | None]

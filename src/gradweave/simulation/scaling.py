@@ -11,7 +11,7 @@ from gradweave.errors import RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan
 from gradweave.planning import OPERATIONS, make_plan
-from gradweave.simulation.iteration import bucket_bytes, simulate
+from gradweave.simulation.iteration import simulate
 from gradweave.simulation.jitter import Jitter, slowest
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
@@ -166,6 +166,6 @@ def _extrapolated_from(case: Case, plan: Plan) -> int | None:
         ).known_to_bytes
         for operation in OPERATIONS[case.passes]
     )
-    if bucket_bytes(case.trace, plan).max() <= known_to_bytes:
+    if plan.bucket_bytes(case.trace).max() <= known_to_bytes:
         return None
     return int(known_to_bytes)

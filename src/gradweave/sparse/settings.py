@@ -86,4 +86,4 @@ class TopK(Sparse):
 def settings_for(compression: Compression) -> Sparse:
     """What does as plans have it."""
     kind = TopK if compression.method == "topk" else GTopK
-    return kind(density=compression.density, exchange=compression.method)
+    return kind(density=compression.density, exchange=compression.exchange)
