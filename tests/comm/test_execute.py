@@ -43,6 +43,9 @@ class Contributors:
             message = message | self.blocks[step.first : step.last]
         self.blocks[step.first : step.last] = message
 
+    def finish(self):
+        """Nothing is left to do."""
+
 
 def merged(group, run):
     found = []

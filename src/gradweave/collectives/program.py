@@ -47,15 +47,17 @@ class Program:
     receives: tuple[int, ...]  # which of the steps receive
     waiting_for: tuple[tuple[int, ...], ...]  # per step, the sends that need it
     block_by_block: bool  # no step of any rank takes several blocks
+    sums_copies: bool  # some sums are made on several ranks at once, from the same parts
 
 
 def program(schedule: Schedule, rank: int) -> Program:
     writing = _Writing(schedule.blocks)
-    block_by_block = True
+    block_by_block, sums_copies = True, False
     for number in range(schedule.rounds):
         one = schedule.round(number)
         # Of all ranks, because all must cut the message alike.
         block_by_block &= bool((one.last - one.first == 1).all())
+        sums_copies |= _swaps(one)
         # What is sent was there before the round, so sends come first.
         for place in np.flatnonzero(one.source == rank):
             writing.send(number, one, place)
@@ -73,6 +75,21 @@ def program(schedule: Schedule, rank: int) -> Program:
         receives=tuple(i for i, step in enumerate(steps) if step.kind is not Kind.SEND),
         waiting_for=tuple(tuple(sends) for sends in waiting),
         block_by_block=block_by_block,
+        sums_copies=sums_copies,
+    )
+
+
+def _swaps(one: Round) -> bool:
+    """Whether two ranks add each other's version of a block."""
+    there = {
+        (source, target): range(first, last)
+        for source, target, first, last, add in zip(*(x.tolist() for x in one), strict=True)
+        if add
+    }
+    return any(
+        (back := there.get((target, source))) is not None
+        and max(blocks.start, back.start) < min(blocks.stop, back.stop)
+        for (source, target), blocks in there.items()
     )
 
 

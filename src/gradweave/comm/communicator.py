@@ -1,5 +1,6 @@
 """Collectives on a process group, by name."""
 
+from collections.abc import Iterable
 from functools import lru_cache
 from socket import gethostname
 from zlib import crc32
@@ -11,9 +12,11 @@ from gradweave.collectives import OWNED, TIERS, build
 from gradweave.collectives.program import Program, program
 from gradweave.collectives.topology import Topology, flat_topology, topology_of
 from gradweave.comm.channel import Call
-from gradweave.comm.execute import execute
+from gradweave.comm.execute import Payload, execute
 from gradweave.comm.groups import MakeGroup, subgroups_of
 from gradweave.comm.native import NATIVE
+from gradweave.comm.rounded_slices import RoundingMemory, cut_rounded
+from gradweave.comm.rounding import WIRE_FORMATS, WireFormat
 from gradweave.comm.rounds import execute_by_rounds
 from gradweave.comm.same_calls import SameCalls
 from gradweave.comm.slices import Scratch, cut, slices_for
@@ -21,6 +24,7 @@ from gradweave.comm.small_messages import gather_text, group_device
 from gradweave.comm.tiers import fastest_collectives, tier_groups, tiered_all_reduce
 from gradweave.costs import GIGABIT_ETHERNET, Link
 from gradweave.errors import RequestError
+from gradweave.network import Travel, parse_travel
 from gradweave.vocabulary import Operation, parse_spec
 
 PROGRAMS_KEPT = 256
@@ -47,7 +51,7 @@ class Communicator:
         self.topology = topology or host_topology(group)
         self._link = link
         self._make_group = make_group or subgroups_of(group)
-        self._scratch = Scratch()
+        self._scratch, self._rounding_memory = Scratch(), RoundingMemory()
         self._same_calls = SameCalls(group)
         self._layout = crc32(repr((self.topology, link)).encode())
         self._calls = 0
@@ -56,11 +60,19 @@ class Communicator:
 
     @torch.no_grad()
     def run(
-        self, operation: Operation, message: torch.Tensor, *, collective: str, root: int = 0
+        self,
+        operation: Operation,
+        message: torch.Tensor,
+        *,
+        collective: str,
+        root: int = 0,
+        dropped: torch.Tensor | None = None,
     ) -> None:
         """Sum over all ranks, or copy from ``root`` to all.
 
         For reduce-scatter and all-gather, what ``block_edges`` gives to block r belongs to rank r.
+        An all-reduce of float32 may be rounded on the wire, ``ring+int8``; what this rank's own
+        roundings drop of the sum is then added to ``dropped``.
         """
         if message.dim() != 1 or not message.is_contiguous():
             raise ValueError(f"message must be flat and contiguous, got shape {message.shape}")
@@ -68,17 +80,21 @@ class Communicator:
         kind = f"{what}, {message.dtype}, {message.numel()} elements, root {root}"
         call = Call(self.group, what, kind, self._calls)
         self._calls += 1
-        tiers = _named_tiers(operation, collective, self.topology)
-        if collective != "native" and not tiers:
-            steps = self._program(operation, collective, message, root)
+        travel = parse_travel(collective)
+        tiers = _named_tiers(operation, travel.collective, self.topology)
+        wire_format = _wire_format(what, operation, travel, message, is_tiered=bool(tiers))
+        if travel.collective != "native" and not tiers:
+            steps = self._program(operation, travel.collective, message, root)
         layout = f", layout {self._layout:x}"
         self._same_calls.check(call, device=message.device, circumstances=layout)
         if self.group.size() == 1 or message.numel() == 0:
             return
-        if collective == "native":
+        if travel.collective == "native":
             self._run_native(operation, message, call, root)
         elif tiers:
             self._run_tiers(message, tiers, call)
+        elif wire_format is not None:
+            self._run_rounded(message, call, steps, wire_format, dropped)
         else:
             self._run_ours(operation, message, call, steps)
 
@@ -93,13 +109,45 @@ class Communicator:
     def _run_ours(
         self, operation: Operation, message: torch.Tensor, call: Call, steps: Program
     ) -> None:
-        if self.group.name() != "gloo":
-            (whole,) = cut(message, steps, scratch=Scratch())
-            execute_by_rounds(steps, whole, call)
-            return
-        slices = slices_for(message, steps, owned=operation in OWNED)
+        slices = self._slices(message.nbytes, steps, owned=operation in OWNED)
         payloads = cut(message, steps, scratch=self._scratch, slices=slices)
-        execute(steps, payloads, call, count=slices)
+        self._execute(steps, payloads, call, count=slices)
+
+    def _run_rounded(
+        self,
+        message: torch.Tensor,
+        call: Call,
+        steps: Program,
+        wire_format: WireFormat,
+        dropped: torch.Tensor | None,
+    ) -> None:
+        if dropped is not None and steps.sums_copies:
+            raise RequestError(
+                f"{call.what}: several ranks make the same sums, so what is dropped would count "
+                "twice; take ring"
+            )
+        slices = self._slices(wire_format.nbytes(message.numel()), steps, owned=False)
+        payloads = cut_rounded(
+            message,
+            steps,
+            wire_format=wire_format,
+            memory=self._rounding_memory,
+            dropped=dropped,
+            slices=slices,
+        )
+        self._execute(steps, payloads, call, count=slices)
+
+    def _slices(self, nbytes: int, steps: Program, *, owned: bool) -> int:
+        return slices_for(nbytes, steps, owned=owned) if self.group.name() == "gloo" else 1
+
+    def _execute(
+        self, steps: Program, payloads: Iterable[Payload], call: Call, *, count: int
+    ) -> None:
+        if self.group.name() == "gloo":
+            execute(steps, payloads, call, count=count)
+            return
+        for payload in payloads:
+            execute_by_rounds(steps, payload, call)
 
     def _run_tiers(self, message: torch.Tensor, named: tuple[str, ...], call: Call) -> None:
         if self._tiers is None:
@@ -153,6 +201,19 @@ def _program(
 def host_topology(group: dist.ProcessGroup) -> Topology:
     """Ranks grouped by the name of their host."""
     return topology_of(gather_text(group, gethostname(), device=group_device(group)))
+
+
+def _wire_format(
+    what: str, operation: Operation, travel: Travel, message: torch.Tensor, *, is_tiered: bool
+) -> WireFormat | None:
+    """What the message is rounded to on the wire; None where it travels as it is."""
+    if travel.compression is None or travel.compression.rounding is None:
+        return None
+    if operation != "all-reduce" or travel.collective == "native" or is_tiered:
+        raise RequestError(f"{what}: only all-reduces by schedules of ours are rounded")
+    if message.dtype is not torch.float32:
+        raise RequestError(f"{what}: only float32 is rounded, got {message.dtype}")
+    return WIRE_FORMATS[travel.compression.rounding]
 
 
 def _named_tiers(operation: Operation, collective: str, topology: Topology) -> tuple[str, ...]:

@@ -48,6 +48,10 @@ class Payload(Protocol):
         """The room is filled: add it, keep it, merge it."""
         ...
 
+    def finish(self) -> None:
+        """Everything has arrived and has left."""
+        ...
+
 
 def execute(program: Program, payloads: Iterable[Payload], call: Call, *, count: int = 1) -> None:
     """Take so many payloads through ``program``, as many and in the same order on every rank."""
@@ -115,6 +119,7 @@ class _Walk:
     def finish(self) -> None:
         for place in list(self.sending):
             self._finish_send(place)
+        self.payload.finish()
 
     def _post_ahead(self) -> None:
         while self.to_post:

@@ -26,6 +26,7 @@ def execute_by_rounds(program: Program, payload: Payload, call: Call) -> None:
         except RuntimeError as error:
             peers = sorted({program.steps[place].peer for place in places})
             raise call.failed(f"round {number}, exchanging with ranks {peers}", error) from error
+    payload.finish()
 
 
 def _run_round(

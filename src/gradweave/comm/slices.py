@@ -28,13 +28,13 @@ class Scratch:
 
     free: list[torch.Tensor] = field(default_factory=list)
 
-    def take(self, like: torch.Tensor) -> torch.Tensor:
-        """A buffer of this size; one that is too small makes way for a larger one."""
-        kept = [b for b in self.free if (b.dtype, b.device) == (like.dtype, like.device)]
-        large = next((buffer for buffer in kept if buffer.numel() >= like.numel()), None)
+    def take(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A buffer at least as long; one that is too small makes way for a larger one."""
+        kept = [buffer for buffer in self.free if (buffer.dtype, buffer.device) == (dtype, device)]
+        large = next((buffer for buffer in kept if buffer.numel() >= numel), None)
         used = large if large is not None else next(iter(kept), None)
         self.free = [buffer for buffer in self.free if buffer is not used]
-        return torch.empty_like(like) if large is None else large
+        return torch.empty(numel, dtype=dtype, device=device) if large is None else large
 
     def give_back(self, buffer: torch.Tensor) -> None:
         self.free.append(buffer)
@@ -56,7 +56,9 @@ class Slice:
         view = self._views[place]
         if not self._steps[place].beside:
             return view
-        buffer = self._borrowed[place] = self._scratch.take(view)
+        buffer = self._borrowed[place] = self._scratch.take(
+            view.numel(), dtype=view.dtype, device=view.device
+        )
         return buffer[: view.numel()]
 
     def arrived(self, place: int, message: torch.Tensor) -> None:
@@ -67,12 +69,15 @@ class Slice:
         view.add_(message) if self._steps[place].kind is Kind.ADD else view.copy_(message)
         self._scratch.give_back(buffer)
 
+    def finish(self) -> None:
+        """All of it is in place."""
 
-def slices_for(message: torch.Tensor, program: Program, *, owned: bool) -> int:
-    """How many slices pay. ``owned``: it matters which part of the message is which block."""
+
+def slices_for(nbytes: int, program: Program, *, owned: bool) -> int:
+    """How many slices of so many bytes pay. ``owned``: it matters which part is which block."""
     if owned and not program.block_by_block:
         return 1
-    block_bytes = message.numel() * message.element_size() // program.blocks
+    block_bytes = nbytes // program.blocks
     wanted = min(MOST_AT_ONCE, block_bytes // LEAST_SLICE_BYTES)
     needed = ceil(block_bytes / MOST_SLICE_BYTES)
     return max(1, min(max(wanted, needed), MESSAGES // (1 + len(program.steps))))

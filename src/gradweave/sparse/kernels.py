@@ -13,39 +13,24 @@ Note: selection by radix
     fewer than k are found, and a second pass starts from zero: the result never depends on it.
     The buffer keeps the order of indices, and later ones must be larger, not equal, to get in. So
     the smaller index wins a tie, and nothing is ever sorted.
-
-Note: compiled code is kept
-    Compiling takes two to five seconds for one precision. numba keeps the result beside this file,
-    or in the user's cache folder where that cannot be written. It writes a new file first and then
-    renames it, so that processes may compile at once, and compares CPU and source before it uses a
-    file. All kernels stand in this file because a change in another would go unnoticed. Where no
-    folder can be written, every process compiles for itself.
 """
 
 # ruff: noqa: PLR0917 compiled functions take arrays, and positional arguments only
 
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
-import numba
 from numpy.typing import NDArray
+
+from gradweave.comm.compiled import compiled
 
 CHUNK = 64  # elements that are looked at by their largest magnitude first
 SAMPLE = 1 << 15
 LEAST_SAMPLED_ABOVE = 16  # fewer say little
 
 Array = NDArray[Any]
-Function = TypeVar("Function")
 
 
-def _compiled(function: Function) -> Function:
-    """Without the GIL, which the training script needs meanwhile."""
-    try:
-        return cast("Function", numba.njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # no folder can be written; see Note: compiled code is kept
-        return cast("Function", numba.njit(nogil=True)(function))
-
-
-@_compiled
+@compiled
 def find_threshold(bits: Array, k: int, counts: Array, shifts: Array) -> tuple[Any, int]:
     """The k-th largest magnitude, and how many of those equal to it are among the k largest.
 
@@ -82,7 +67,7 @@ class Buffer(NamedTuple):
     shifts: Array
 
 
-@_compiled
+@compiled
 def _cut_down(buffer: Buffer, count: int, k: int) -> Any:
     """Move the k largest to the front, in their order; the smallest magnitude of them."""
     bits = buffer.bits[:count]
@@ -100,7 +85,7 @@ def _cut_down(buffer: Buffer, count: int, k: int) -> Any:
     return threshold
 
 
-@_compiled
+@compiled
 def _collect(
     kept: Array | None,
     gradient: Array | None,
@@ -140,7 +125,7 @@ def _collect(
     return size, highest
 
 
-@_compiled
+@compiled
 def _likely_floor(kept: Array, gradient: Array, k: int, buffer: Buffer) -> Any:
     """A magnitude that about twice k elements reach, judged by a sample; 0 where that is small."""
     numel = kept.shape[0]
@@ -156,7 +141,7 @@ def _likely_floor(kept: Array, gradient: Array, k: int, buffer: Buffer) -> Any:
     return find_threshold(bits, above, buffer.counts, buffer.shifts)[0]
 
 
-@_compiled
+@compiled
 def take_largest(
     kept: Array | None,
     gradient: Array | None,
@@ -183,7 +168,7 @@ def take_largest(
     return highest
 
 
-@_compiled
+@compiled
 def add_sparse(
     first_indices: Array,
     first_values: Array,
@@ -224,7 +209,7 @@ class Parts(NamedTuple):
     outside_values: Array
 
 
-@_compiled
+@compiled
 def part_largest(
     indices: Array, values: Array, bits: Array, k: int, counts: Array, shifts: Array, parts: Parts
 ) -> int:
@@ -243,7 +228,7 @@ def part_largest(
     return inside
 
 
-@_compiled
+@compiled
 def part_by(indices: Array, values: Array, chosen: Array, parts: Parts) -> int:
     """Elements with a chosen index inside, the others outside; how many are inside."""
     inside = wanted = 0
