@@ -33,7 +33,7 @@ LAYERS: list[set[str]] = [
     {"recipe", "upgrades"},
     {"network", "plan", "results", "timeline"},
     {"trace"},
-    {"costs"},
+    {"costs", "travel"},
     {"compression", "checks"},
     {"vocabulary"},
     {"errors"},

@@ -24,6 +24,8 @@ WIRE_SHARES: Mapping[RoundingName, float] = {
     "fp16": 1 / 2,
     "int8": 1 / 4 + 1 / ELEMENTS_PER_SCALE,
 }
+# Rounding to these drops so much that it is carried over to the next step.
+KEEPS_ERRORS: frozenset[RoundingName] = frozenset({"int8"})
 DEFAULT_DENSITY = 0.001
 
 

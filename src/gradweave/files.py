@@ -32,7 +32,7 @@ SCHEMAS: dict[type, str] = {
     Results: "gradweave.results/1",
     Losses: "gradweave.losses/1",
     Recipe: "gradweave.recipe/4",
-    Remembered: "gradweave.remembered/2",  # a new number with every new one of a recipe
+    Remembered: "gradweave.remembered/3",  # a new one with every recipe; older ones are not read
 }
 
 

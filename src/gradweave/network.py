@@ -1,14 +1,13 @@
 """What a message costs: measured curves, fitted lines, or links and a topology."""
 
 from functools import reduce
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.checks import require_not_negative, require_text
-from gradweave.compression import EXCHANGE_NAMES, Compression, parse_compression
+from gradweave.compression import EXCHANGE_NAMES, Compression
 from gradweave.costs import (
     FREE,
     Cost,
@@ -23,36 +22,8 @@ from gradweave.costs import (
 )
 from gradweave.costs.sparse import selection
 from gradweave.errors import RequestError, UnknownCost
+from gradweave.travel import Travel, parse_travel
 from gradweave.vocabulary import Beside, Operation, parse_spec
-
-
-class Travel(NamedTuple):
-    """A way for gradients to travel: by this collective, rounded or thinned out like that."""
-
-    collective: str
-    compression: Compression | None = None
-
-    def __str__(self) -> str:
-        """As measured costs are named: ``ring``, ``ring+bf16``, ``gtopk:0.001``."""
-        if self.compression is None:
-            return self.collective
-        if self.compression.rounding is None:
-            return str(self.compression)
-        return f"{self.collective}{ROUNDED_BY}{self.compression}"
-
-
-ROUNDED_BY = "+"
-
-
-def parse_travel(name: str) -> Travel:
-    """``ring+bf16`` sends by ring, rounded to bf16; ``ring`` sends gradients as they are."""
-    collective, plus, rounding = name.partition(ROUNDED_BY)
-    if not plus:
-        return Travel(name)
-    compression = parse_compression(rounding)
-    if compression.rounding is None:
-        raise RequestError(f"{name!r}: {rounding} has an exchange of its own; write it alone")
-    return Travel(collective, compression)
 
 
 class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from gradweave.compression import Compression
 from gradweave.costs.cost import FloatArray
 from gradweave.errors import PlanMismatch
 from gradweave.trace import Trace
+from gradweave.travel import Travel
 from gradweave.vocabulary import Passes
 
 
@@ -23,6 +24,15 @@ class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.tensors:
             raise ValueError("tensors must not be empty")
+
+    @property
+    def travel(self) -> Travel:
+        return Travel(self.collective, self.compression)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether only some of its elements travel."""
+        return self.compression is not None and self.compression.rounding is None
 
 
 class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

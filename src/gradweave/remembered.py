@@ -34,7 +34,7 @@ class PlanKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     planner: str
     collective: str
     compression: str | None  # all of its settings, as Python writes them
-    wire_dtype: str | None
+    precision: str
     caps_bytes: tuple[int, int]  # of the first bucket without a plan, and of all others
     find_unused_parameters: bool = False
     static_graph: bool = False

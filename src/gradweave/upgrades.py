@@ -73,11 +73,6 @@ def recipe_4(document: Document) -> Document:
     return _with_held(document, trace=trace_2)
 
 
-def remembered_2(document: Document) -> Document:
-    """Version 1 held older recipes."""
-    return _with_held(document, recipe=recipe_4)
-
-
 UPGRADES: dict[str, tuple[str, Upgrade]] = {
     "gradweave.network/1": ("gradweave.network/2", network_2),
     "gradweave.network/2": ("gradweave.network/3", network_3),
@@ -87,7 +82,6 @@ UPGRADES: dict[str, tuple[str, Upgrade]] = {
     "gradweave.recipe/1": ("gradweave.recipe/2", recipe_2),
     "gradweave.recipe/2": ("gradweave.recipe/3", recipe_3),
     "gradweave.recipe/3": ("gradweave.recipe/4", recipe_4),
-    "gradweave.remembered/1": ("gradweave.remembered/2", remembered_2),
     "gradweave.trace/1": ("gradweave.trace/2", trace_2),
 }
 

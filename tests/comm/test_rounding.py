@@ -123,7 +123,7 @@ def sums(group, names, sizes, hosts=None):
             if name.endswith("int8"):
                 largest = largest.max().expand(elements)
             off = ((message.double() - exact).abs() / largest).max().item()
-            # Each of the P sums on the way is rounded once, and none is above the sum of magnitudes.
+            # Each of P sums is rounded once, and none is above the sum of magnitudes.
             bound = 1.01 * ranks * HALF_LAST_PLACE[name.partition("+")[2]]
             found.append((name, elements, message.numpy().tobytes(), off <= bound))
     return found

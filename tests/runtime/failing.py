@@ -37,7 +37,7 @@ class Model(nn.Module):
 
 
 def main(where):
-    options = {"wire_dtype": torch.bfloat16} if where == "hooked" else {}
+    options = {"precision": "bf16"} if where == "hooked" else {}
     wrapped = DistributedDataParallel(Model(), **options)
     for step in range(1, 4):
         with wrapped.no_sync():

@@ -98,18 +98,20 @@ def test_other_orders_of_summation_differ_by_rounding_only(tmp_path, collective)
     assert max(on_two(three_ranks, ours, scratch=tmp_path, world=3)) < 1e-13
 
 
-def on_a_narrow_wire(group, dtype):
+def on_a_narrow_wire(group, precision):
     """Two ranks whose sum would overflow float16."""
     model = nn.Linear(1, 1, bias=False)
-    wrapped = DistributedDataParallel(model, wire_dtype=dtype, **QUICK)
+    wrapped = DistributedDataParallel(model, precision=precision, **QUICK)
     wrapped(torch.full((1, 1), 40_001.0)).sum().backward()
     return model.weight.grad.item()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_narrow_wire_does_not_overflow(tmp_path, dtype):
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)]
+)
+def test_a_narrow_wire_does_not_overflow(tmp_path, precision, dtype):
     half = torch.tensor(20_000.5).to(dtype)  # of each rank, as it travels
-    assert on_two(on_a_narrow_wire, dtype, scratch=tmp_path) == [(half + half).item()] * 2
+    assert on_two(on_a_narrow_wire, precision, scratch=tmp_path) == [(half + half).item()] * 2
 
 
 def frozen_for_a_while(group):

@@ -171,12 +171,12 @@ FAULTS = {
     "zeros": (lambda cache: cache._path.write_bytes(bytes(100)), "not complete JSON (Expecting"),
     "binary": (lambda cache: cache._path.write_bytes(b"\xff"), "not a text file"),
     "version": (
-        changed("remembered/2", "remembered/3"),
-        "schema: expected 'gradweave.remembered/2', found 'gradweave.remembered/3'",
+        changed("remembered/3", "remembered/4"),
+        "schema: expected 'gradweave.remembered/3', found 'gradweave.remembered/4'",
     ),
     "kind": (
         lambda cache: files.write(cache._path, RECIPE),
-        "schema: expected 'gradweave.remembered/2', found 'gradweave.recipe/4'",
+        "schema: expected 'gradweave.remembered/3', found 'gradweave.recipe/4'",
     ),
     "renamed": (of_another_model, "it was made for other parameters"),
     "field": (changed('"workers": 2, "dev', '"workers": "2", "dev'), "recipe.workers: Expected"),
@@ -507,7 +507,7 @@ def key_of(golden):
 
 @pytest.fixture(scope="module")
 def key():
-    golden = Path(__file__).parents[1] / "golden" / "remembered-2.json"
+    golden = Path(__file__).parents[1] / "golden" / "remembered-3.json"
     return key_of(files.read(golden, Remembered))
 
 

@@ -47,10 +47,10 @@ def probed(group, kind, step_s, options):
     ("kind", "options", "operations"),
     [
         (DistributedDataParallel, {}, {"all-reduce"}),
-        (DistributedDataParallel, {"wire_dtype": torch.bfloat16}, {"all-reduce"}),
+        (DistributedDataParallel, {"precision": "bf16"}, {"all-reduce"}),
         (ShardedDataParallel, {}, {"reduce-scatter", "all-gather"}),
     ],
-    ids=["dense", "narrow", "sharded"],
+    ids=["dense", "rounded", "sharded"],
 )
 def test_sizes_that_training_does_not_send(tmp_path, kind, options, operations):
     """Steps seem to take ten seconds, so there is time for everything."""

@@ -13,6 +13,7 @@ from gradweave import FormatError, PlanMismatch, RequestError, files
 from gradweave.compression import Compression
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave.runtime.options import Options
 from gradweave.runtime.plan_source import given_plan
 from gradweave.sparse.settings import GTopK
 
@@ -85,7 +86,8 @@ def test_one_worker_needs_no_plan(tmp_path):
     [
         ({"planner": "best"}, "no planner 'best'"),
         ({"collective": "rign"}, "no collective 'rign'; there are auto, native, ring"),
-        ({"wire_dtype": torch.int8}, "wire_dtype must be torch.float16 or torch.bfloat16"),
+        ({"precision": "int4"}, "no precision 'int4'; there are exact, rounded, sparse, bf16, fp"),
+        ({"precision": "bf16", "collective": "native"}, "is for collectives of ours; leave out"),
         ({"record_steps": 0}, "record_steps must be at least 1, got 0"),
         ({"trial_steps": -1}, "trial_steps must be at least 0, got -1"),
         ({"replan_when": float("nan")}, "replan_when must be positive, got nan"),
@@ -143,7 +145,26 @@ def test_plans_of_other_compression(thinned, compression, complaint):
     first, second = plan_of(2, 3).buckets
     plan = Plan(planner="made", buckets=(first, replace(second, compression=thinned)))
     with pytest.raises(RequestError, match=complaint):
-        given_plan(plan, workers=2, device=torch.device("cpu"), compression=compression)
+        given_plan(
+            plan, workers=2, device=torch.device("cpu"), options=Options(compression=compression)
+        )
+
+
+@pytest.mark.parametrize(
+    ("precision", "rounding", "complaint"),
+    [
+        ("exact", "bf16", "bucket 2 rounded to bf16, and the model is wrapped with precision='ex"),
+        ("int8", "bf16", "bucket 1 as it is, and the model is wrapped with precision='int8'"),
+    ],
+)
+def test_plans_of_other_precision(precision, rounding, complaint):
+    first, second = plan_of(2, 3, collective="ring").buckets
+    rounded = replace(second, compression=Compression(method=rounding))
+    plan = Plan(planner="made", buckets=(first, rounded))
+    with pytest.raises(RequestError, match=complaint):
+        given_plan(
+            plan, workers=2, device=torch.device("cpu"), options=Options(precision=precision)
+        )
 
 
 def test_plan_files_that_are_not(tmp_path):
@@ -167,9 +188,7 @@ def reading_complaint(group, plan):
 
 def test_compression_goes_its_own_way():
     with pytest.raises(RequestError, match="compression sends values and indices its own way"):
-        DistributedDataParallel(
-            network(), compression=GTopK(density=0.001), wire_dtype=torch.float16
-        )
+        DistributedDataParallel(network(), compression=GTopK(density=0.001), precision="fp16")
     with pytest.raises(RequestError, match="residuals travel in every step, also those of unused"):
         DistributedDataParallel(
             network(), compression=GTopK(density=0.1), skip_all_reduce_unused_params=True

@@ -9,7 +9,6 @@ from on_paper import Owner, owner, times_s
 
 from gradweave import Link, Network, Recipe
 from gradweave.costs import flat
-from gradweave.network import Travel
 from gradweave.plan import Plan
 from gradweave.session.candidates import shortlist
 from gradweave.session.commands import (
@@ -27,6 +26,7 @@ from gradweave.session.explain import explanation
 from gradweave.session.findings import Stage
 from gradweave.session.session import Session
 from gradweave.session.task import PlanningTask
+from gradweave.travel import Travel
 
 NETWORK = Network(name="n", source="n", links=flat(Link(latency_s=1e-4, s_per_byte=1e-8)))
 MOST_COMMANDS = 60

@@ -64,7 +64,7 @@ def test_compression_and_links_come_back_too(small_trace):
     assert there_and_back(plan) == plan
 
 
-CURRENT = {Trace: 2, Network: 4, Plan: 3, Timeline: 1, Results: 1, Recipe: 4, Remembered: 2}
+CURRENT = {Trace: 2, Network: 4, Plan: 3, Timeline: 1, Results: 1, Recipe: 4, Remembered: 3}
 
 
 @pytest.mark.parametrize("kind", CURRENT)
@@ -98,15 +98,13 @@ def test_recipes_of_version_1_are_completed():
 
 
 def test_older_traces_have_no_shapes():
-    """Also those that recipes hold, and recipes that are remembered."""
+    """Also those that recipes hold."""
     older, newer = (files.read(GOLDEN / f"trace-{version}.json", Trace) for version in (1, 2))
     assert older == _without_shapes(newer)
     old_recipe, recipe = (
         files.read(GOLDEN / f"recipe-{version}.json", Recipe) for version in (3, 4)
     )
     assert old_recipe == replace(recipe, trace=_without_shapes(recipe.trace))
-    old, now = (files.read(GOLDEN / f"remembered-{version}.json", Remembered) for version in (1, 2))
-    assert old == replace(now, recipe=old_recipe)
 
 
 def _without_shapes(trace):

@@ -11,9 +11,9 @@ from strategies import all_mergings, costs, traces
 
 from gradweave import CollectiveCost, Compression, Network, load_network, load_trace, simulate
 from gradweave.costs import Line
-from gradweave.network import Travel
 from gradweave.plan import merge
 from gradweave.planning.joint import plan_among
+from gradweave.travel import Travel
 
 NATIVE, BF16, INT8 = (
     Travel("native"),

@@ -23,15 +23,24 @@ from gradweave.collectives import (
     tree,
     two_level,
 )
+from gradweave.collectives.program import program
 from gradweave.collectives.schedule import Schedule, renamed
 from gradweave.collectives.topology import Topology
-from gradweave.costs import Link, closed_form, flat
+from gradweave.costs import GIGABIT_ETHERNET, Link, closed_form, flat
 from gradweave.costs.pipeline import PipelineCost
 from gradweave.costs.scatter_gather import rounds
 from gradweave.errors import RequestError
-from gradweave.vocabulary import Operation, Spec, Way, parse_servers, parse_spec, refuse_argument
+from gradweave.vocabulary import (
+    MIB,
+    Operation,
+    Spec,
+    Way,
+    parse_servers,
+    parse_spec,
+    refuse_argument,
+)
 
-__all__ = ["ALGORITHMS", "OWNED", "TIERS", "Request", "build", "names", "ways"]
+__all__ = ["ALGORITHMS", "OWNED", "TIERS", "Request", "build", "names", "sums_copies", "ways"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,3 +196,9 @@ def build(
     if operation in {"broadcast", "reduce"}:
         order = topology.beginning_with(root)
     return renamed(schedule, order)
+
+
+def sums_copies(collective: str, topology: Topology) -> bool:
+    """Whether all-reduces by it make some sums on several ranks at once, from the same parts."""
+    schedule = build("all-reduce", collective, topology=topology, nbytes=MIB, link=GIGABIT_ETHERNET)
+    return program(schedule, 0).sums_copies

@@ -24,7 +24,7 @@ from gradweave.comm.small_messages import gather_text, group_device
 from gradweave.comm.tiers import fastest_collectives, tier_groups, tiered_all_reduce
 from gradweave.costs import GIGABIT_ETHERNET, Link
 from gradweave.errors import RequestError
-from gradweave.network import Travel, parse_travel
+from gradweave.travel import Travel, parse_travel
 from gradweave.vocabulary import Operation, parse_spec
 
 PROGRAMS_KEPT = 256

@@ -14,10 +14,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from gradweave.costs import Cheapest, Cost, Times
-from gradweave.network import Network, Travel
+from gradweave.network import Network
 from gradweave.plan import Plan, merge
 from gradweave.planning import find_planner, is_compressible
 from gradweave.trace import Trace
+from gradweave.travel import Travel
 
 
 def plan_among(

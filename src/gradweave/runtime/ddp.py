@@ -28,14 +28,19 @@ from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.options import (
     AUTO,
     COMPILED,
+    EXACT,
     Options,
     check_caps,
+    check_float32,
     check_plan,
+    check_rounding,
     check_whole_model,
     first_collective,
     is_whole,
     needs_own_group,
+    require_same_precision,
     rival_collectives,
+    rounded_ways,
     why_unplannable,
 )
 from gradweave.runtime.parameters import check_compressible, planned_parameters
@@ -72,7 +77,11 @@ class DistributedDataParallel(Planned, TorchDDP):
     ``collective``   "auto", or how every bucket travels, as `gradweave bench collectives` names it.
     ``compression``  GTopK(…) or TopK(…) of gradweave.sparse.settings: only the largest travel.
     ``grad_scaler``  with compression: whose scale the residuals follow.
-    ``wire_dtype``   torch.float16 or torch.bfloat16, while gradients travel.
+    ``precision``    what planning may change: "exact" (the default), nothing but the order of sums;
+                     "rounded", also what messages are rounded to, bf16 or 8 bits, each where it is
+                     faster; "sparse", GTopK(…) where that is faster. Or "bf16", "fp16" or "int8"
+                     for all messages. Sums are made in float32; what 8 bits drop is carried over
+                     to the next step.
     ``record_steps`` how many steps are recorded, after two for warming up.
     ``trial_steps``  how many steps a plan is timed for in each of its turns; 0 trusts the
                      prediction.
@@ -98,7 +107,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         collective: str = "auto",
         compression: Sparse | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
-        wire_dtype: torch.dtype | None = None,
+        precision: str = "exact",
         record_steps: int = 5,
         trial_steps: int = 4,
         replan_when: float | None = None,
@@ -110,7 +119,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             planner=planner,
             collective=collective,
             compression=compression,
-            wire_dtype=wire_dtype,
+            precision=precision,
             record_steps=record_steps,
             trial_steps=trial_steps,
             replan_when=replan_when,
@@ -127,6 +136,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         super().__init__(module, **torch_options)
         self._options = options
         self._planned = planned_parameters(self)
+        check_float32(options, self._planned)
         self._device = self.device
         self._steps = StepCount()
         self._recorder, self._clock_offset_s = None, 0.0
@@ -155,6 +165,7 @@ class DistributedDataParallel(Planned, TorchDDP):
     ) -> None:
         """Open what is ours: all ranks come here alike, and later on need not."""
         options, group = self._options, self.process_group
+        require_same_precision(options, group)
         task = self._task(is_remembered=is_remembered)
         plans = self._why_unplanned is None and group.size() > 1
         plans = plans and (given is None or task.replan_when is not None)
@@ -164,6 +175,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             backend = None if options.compression is None else "gloo"
             messages = OwnGroup(group, make_group, backend=backend)
             messages.thread()
+            check_rounding(options, messages.topology)
         probing = OwnGroup(group, make_group) if plans else None
         self._sparse = None
         if options.compression is not None:  # for life: residuals stay with other buckets
@@ -181,6 +193,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             own_group=messages or probing,
             recorder=self._recorder,
             sparse=self._sparse,
+            names={parameter: name for name, parameter in self._planned.items()},
             finds_unused=self.find_unused_parameters,
         )
         self._engine: ReducerEngine | None
@@ -192,7 +205,11 @@ class DistributedDataParallel(Planned, TorchDDP):
         self._session = None
         if self._why_unplanned is None:
             if probing is not None:
-                task = replace(task, rivals=rival_collectives(options, probing.topology))
+                task = replace(
+                    task,
+                    rivals=rival_collectives(options, probing.topology),
+                    roundings=rounded_ways(options, probing.topology),
+                )
             self._session = Session(
                 task, given=given, is_remembered=is_remembered, speaks=group.rank() == 0
             )
@@ -208,7 +225,6 @@ class DistributedDataParallel(Planned, TorchDDP):
                 sparse=self._sparse,
                 sending=messages,
                 keeps_own_groups=lambda: messages is None and engine.uses_own_group,
-                wire_dtype=options.wire_dtype,
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
         log_failed_pass_at_exit(self, weakref.WeakMethod(self._steps_without_hook))
@@ -243,7 +259,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             source,
             workers=self.process_group.size(),
             device=self.device,
-            compression=self._options.compression,
+            options=self._options,
         )
         plan = plan_in(given)
         if plan is not None:
@@ -262,7 +278,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._planned,
             self.process_group,
             device=self.device,
-            check=partial(check_plan, compression=self._options.compression),
+            check=partial(check_plan, options=self._options),
             torch_flags={
                 "find_unused_parameters": self.find_unused_parameters,
                 "static_graph": self.static_graph,
@@ -341,7 +357,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         Where all ranks come alike.
         """
         options, engine, session = self._options, self._engine, self._session
-        is_asked_for = options.wire_dtype or options.compression or options.timeline
+        is_asked_for = options.rounding or options.compression or options.timeline
         if engine is None or session is None or engine.sender is None or is_asked_for:
             return
         if options.collective == AUTO and not session.findings.is_given:
@@ -357,7 +373,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         has_hook = self._engine is not None and self._engine.sender is not None
         if has_hook and not kwargs.get("divide_by_initial_world_size", True):
             raise RequestError(
-                "with collective, compression, wire_dtype or timeline gradients are divided by the "
+                "with collective, compression, precision or timeline gradients are divided by the "
                 "number of all workers; leave out divide_by_initial_world_size=False"
             )
         hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
@@ -368,9 +384,10 @@ class DistributedDataParallel(Planned, TorchDDP):
         if "_options" in self.__dict__:  # otherwise it is torch itself, for its mixed precision
             options = self._options
             named = options.collective != AUTO
-            if options.wire_dtype or options.compression or options.timeline or named:
+            is_exact = options.precision == EXACT
+            if options.compression or options.timeline or named or not is_exact:
                 raise RequestError(
-                    "there is one hook per wrapper, and collective, compression, wire_dtype or "
+                    "there is one hook per wrapper, and collective, compression, precision or "
                     "timeline need it; leave them out"
                 )
             why = "there is a communication hook"

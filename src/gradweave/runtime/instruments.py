@@ -23,7 +23,7 @@ class Instruments:
 
     ``own_groups`` are for messages beside the training, and go with planning unless they are to be
     kept; ``sending`` is where sparse messages travel. ``on_recording`` is told when recording
-    begins and ends; in ``wire_dtype`` gradients travel, if that is another than theirs.
+    begins and ends.
     """
 
     def __init__(
@@ -38,7 +38,6 @@ class Instruments:
         sending: OwnGroup | None = None,
         keeps_own_groups: Callable[[], bool] = lambda: False,
         on_recording: Callable[[bool], None] = lambda _: None,
-        wire_dtype: torch.dtype | None = None,
     ) -> None:
         # Weakly: a module may know its wrapper, whose end this waits for.
         self._module, self._parameters = weakref.ref(module), parameters
@@ -47,7 +46,6 @@ class Instruments:
         self._keeps_declared_order = keeps_declared_order
         self._sparse, self._sending = sparse, sending
         self._on_recording = on_recording
-        self._wire_dtype = wire_dtype or torch.float32
         self._probes = 0
 
     def survey(self, steps: int) -> Survey:
@@ -68,7 +66,7 @@ class Instruments:
     def probing(self, command: Probe) -> Probing:
         self._probes += 1
         turns = self._board.turns(f"probe {self._probes}")
-        return Probing(command, self._own_groups, turns, wire_dtype=self._wire_dtype)
+        return Probing(command, self._own_groups, turns)
 
     def pricing(self, command: PriceCompression) -> "Pricing":
         assert self._sparse is not None

@@ -1,26 +1,34 @@
 """What a user may ask of the runtime, checked before anything is built."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from msgspec import Struct
 from torch import nn
 
 from gradweave import collectives
 from gradweave.collectives.topology import Topology
+from gradweave.comm.small_messages import gather_text, group_device
+from gradweave.compression import KEEPS_ERRORS, ROUNDING_NAMES, Compression, RoundingName
 from gradweave.errors import RequestError
 from gradweave.plan import Plan
 from gradweave.planning import WITHOUT_OVERLAP, find_planner
 from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.sparse.settings import Sparse
 from gradweave.torch_internals import FOR_OTHER_BUCKETS, has_optimizer_in_backward, missing
+from gradweave.travel import Travel
 from gradweave.vocabulary import parse_spec
 
 AUTO = "auto"
-FOR_SMALL_MESSAGES, FOR_TIERS = "recursive-doubling", "blueconnect"
-WIRE_DTYPES = (torch.float16, torch.bfloat16)
+FOR_SMALL_MESSAGES, FOR_TIERS, FOR_ROUNDED = "recursive-doubling", "blueconnect", "ring"
+# What planning may change about results: nothing but the order of sums; roundings; everything.
+EXACT, ROUNDED, SPARSE = "exact", "rounded", "sparse"
+PRECISIONS = (EXACT, ROUNDED, SPARSE, *ROUNDING_NAMES)
+# What plans may round to where they may choose. float16 has no range for what bfloat16 sends.
+ROUNDED_TO: tuple[RoundingName, ...] = ("bf16", "int8")
 
 # With these torch's wrapper cannot be given other buckets while it lives.
 UNPLANNABLE = (
@@ -38,7 +46,7 @@ class Options(Struct, frozen=True, kw_only=True):
     planner: str = "optimal"
     collective: str = AUTO
     compression: Sparse | None = None
-    wire_dtype: torch.dtype | None = None
+    precision: str = EXACT
     record_steps: int = 5
     trial_steps: int = 4
     replan_when: float | None = None
@@ -53,15 +61,7 @@ class Options(Struct, frozen=True, kw_only=True):
                 raise RequestError(f"{name} must be a whole number, got {getattr(self, name)!r}")
         if self.collective != AUTO:
             _check_collective(self.collective, [AUTO])
-        if self.wire_dtype is not None and self.wire_dtype not in WIRE_DTYPES:
-            raise RequestError(
-                f"wire_dtype must be torch.float16 or torch.bfloat16, got {self.wire_dtype}"
-            )
-        if self.compression is not None and (self.wire_dtype or self.collective != AUTO):
-            raise RequestError(
-                "compression sends values and indices its own way; leave out wire_dtype and "
-                "collective"
-            )
+        self._check_precision()
         for name, least in (("record_steps", 1), ("trial_steps", 0)):
             if getattr(self, name) < least:
                 raise RequestError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -69,6 +69,29 @@ class Options(Struct, frozen=True, kw_only=True):
             raise RequestError(f"replan_when must be positive, got {self.replan_when}")
         if self.cache is not None and not isinstance(self.cache, str | os.PathLike):
             raise RequestError(f"cache must be a folder, or empty for none, got {self.cache!r}")
+
+    def _check_precision(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise RequestError(
+                f"no precision {self.precision!r}; there are {', '.join(PRECISIONS)}"
+            )
+        if self.compression is not None and (
+            self.precision not in {EXACT, SPARSE} or self.collective != AUTO
+        ):
+            raise RequestError(
+                "compression sends values and indices its own way; leave out collective and "
+                f"precision={self.precision!r}"
+            )
+        if self.rounding is not None and self.collective == "native":
+            raise RequestError(
+                f"precision={self.rounding!r} is for collectives of ours; leave out "
+                "collective='native'"
+            )
+
+    @property
+    def rounding(self) -> RoundingName | None:
+        """What every message is rounded to, where the user has said so."""
+        return next((name for name in ROUNDING_NAMES if name == self.precision), None)
 
 
 def check_caps(torch_options: Mapping[str, Any]) -> None:
@@ -89,21 +112,79 @@ def is_whole(compression: Sparse | None) -> bool:
 
 def needs_own_group(options: Options, plan: Plan | None) -> bool:
     """Whether some messages cannot travel on the user's group."""
+    if options.compression is not None or options.rounding is not None:
+        return True
     named = () if plan is None else [bucket.collective for bucket in plan.buckets]
-    return options.compression is not None or not {options.collective, *named} <= {AUTO, "native"}
+    return not {options.collective, *named} <= {AUTO, "native"}
 
 
 def first_collective(options: Options, default: str) -> str:
     """By which messages travel until there is a plan."""
+    if options.rounding is not None:
+        by = FOR_ROUNDED if options.collective == AUTO else options.collective
+        return str(Travel(by, Compression(method=options.rounding)))
     return default if options.collective == AUTO else options.collective
 
 
 def rival_collectives(options: Options, topology: Topology) -> tuple[str, ...]:
     """Others that a plan may use: where they are faster, they are worth the thread they need."""
-    if options.collective != AUTO or options.compression is not None:
+    is_free = options.collective == AUTO and options.rounding is None
+    if not is_free or options.compression is not None:
         return ()
-    is_tiered = len(topology.factors) > 1
-    return (FOR_SMALL_MESSAGES, FOR_TIERS) if is_tiered else (FOR_SMALL_MESSAGES,)
+    return (FOR_SMALL_MESSAGES, FOR_TIERS) if _is_tiered(topology) else (FOR_SMALL_MESSAGES,)
+
+
+def rounded_ways(options: Options, topology: Topology) -> tuple[str, ...]:
+    """Those that plans may choose where results may be rounded."""
+    if options.precision != ROUNDED:
+        return ()
+    by = options.collective
+    if by in {AUTO, "native"}:
+        by = FOR_TIERS if _is_tiered(topology) else FOR_ROUNDED
+    sums_copies = collectives.sums_copies(by, topology)
+    to = (name for name in ROUNDED_TO if name not in KEEPS_ERRORS or not sums_copies)
+    return tuple(str(Travel(by, Compression(method=name))) for name in to)
+
+
+def check_rounding(options: Options, topology: Topology) -> None:
+    """That the collective that the user has named can round as the user has said."""
+    by = options.collective
+    if options.rounding is None or by == AUTO:
+        return
+    if collectives.sums_copies(by, topology) and options.rounding in KEEPS_ERRORS:
+        raise RequestError(
+            f"precision='int8' keeps what rounding drops, and by {by!r} several ranks make the "
+            "same sums, so it would count twice; leave out collective, or take precision='bf16'"
+        )
+
+
+def _is_tiered(topology: Topology) -> bool:
+    return len(topology.factors) > 1
+
+
+def require_same_precision(options: Options, group: dist.ProcessGroup) -> None:
+    """Raise on all ranks where some would send other messages than others."""
+    compression = "none" if options.compression is None else type(options.compression).__name__
+    said = f"precision {options.precision!r}, compression {compression}"
+    everyone = gather_text(group, said, device=group_device(group))
+    for rank, text in enumerate(everyone):
+        if text != everyone[0]:
+            raise RequestError(
+                f"rank 0 has {everyone[0]}, and rank {rank} has {text}; wrap the model alike on "
+                "every rank"
+            )
+
+
+def check_float32(options: Options, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise where precision would round gradients that are not float32."""
+    if options.rounding is None and options.precision != ROUNDED:
+        return
+    for name, parameter in parameters.items():
+        if parameter.dtype is not torch.float32:
+            raise RequestError(
+                f"precision={options.precision!r} is for gradients in float32, and {name!r} has "
+                f"{parameter.dtype}; leave out precision"
+            )
 
 
 def check_whole_model(plan: object) -> None:
@@ -113,20 +194,35 @@ def check_whole_model(plan: object) -> None:
         )
 
 
-def check_plan(plan: object, *, compression: Sparse | None) -> None:
+def check_plan(plan: object, options: Options) -> None:
     """That it is a plan, and one that a wrapper with these settings can carry out."""
     if not isinstance(plan, Plan):
         raise RequestError(f"plan must be a Plan, a Recipe or a file, got {type(plan).__name__}")
     _check_overlap(plan.planner, overlap=plan.overlap)
     for number, bucket in enumerate(plan.buckets, 1):
         _check_collective(bucket.collective)
-        if (bucket.compression is None) != (compression is None):
-            found = f"by {bucket.compression}" if bucket.compression else "uncompressed"
-            needs = "without" if compression is None else "with"
+        rounding = None if bucket.compression is None else bucket.compression.rounding
+        is_sparse = bucket.compression is not None and rounding is None
+        if is_sparse != (options.compression is not None):
+            found = f"by {bucket.compression}" if is_sparse else "uncompressed"
+            needs = "with" if options.compression is not None else "without"
             raise RequestError(
                 f"the plan sends bucket {number} {found}, and the model is wrapped {needs} "
                 "compression; plan for what is wrapped"
             )
+        if rounding not in _roundings(options):
+            found = "as it is" if rounding is None else f"rounded to {rounding}"
+            raise RequestError(
+                f"the plan sends bucket {number} {found}, and the model is wrapped with "
+                f"precision={options.precision!r}; plan for what is wrapped"
+            )
+
+
+def _roundings(options: Options) -> Collection[RoundingName | None]:
+    """What a plan's buckets may be rounded to."""
+    if options.precision == ROUNDED:
+        return (None, *ROUNDING_NAMES)
+    return (options.rounding,)
 
 
 def _check_overlap(planner: str, *, overlap: bool) -> None:

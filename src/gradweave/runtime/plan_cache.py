@@ -133,7 +133,8 @@ class PlanCache:
         """Whether it is for the last density, not for one that warms up."""
         at = self._task.compression_at
         last = None if at is None else at(LAST_STEP)
-        return {bucket.compression for bucket in plan.buckets} == {last}
+        found = {bucket.compression for bucket in plan.buckets if bucket.is_sparse}
+        return found <= {last}
 
     def _warn(self, then: str, why: str) -> None:
         if self._is_rank_0:
@@ -178,7 +179,7 @@ def open_cache(
         planner=options.planner,
         collective=options.collective,
         compression=None if options.compression is None else repr(options.compression),
-        wire_dtype=None if options.wire_dtype is None else str(options.wire_dtype),
+        precision=options.precision,
         caps_bytes=task.baseline_caps_bytes,
         gradweave=__version__,
         torch=str(torch.__version__),

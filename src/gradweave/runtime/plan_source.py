@@ -14,8 +14,7 @@ from gradweave.comm.small_messages import group_device, ranks_that_differ
 from gradweave.errors import PlanMismatch, RequestError
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
-from gradweave.runtime.options import check_plan
-from gradweave.sparse.settings import Sparse
+from gradweave.runtime.options import Options, check_plan
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +26,14 @@ def given_plan(
     *,
     workers: int,
     device: torch.device,
-    compression: Sparse | None = None,
+    options: Options,
 ) -> Plan | Recipe | None:
     """None where there is none, or where it was made for something else."""
     if plan is None:
         return None
     if isinstance(plan, str | os.PathLike):
         plan = _read(plan)
-    check_plan(plan.plan if isinstance(plan, Recipe) else plan, compression=compression)
+    check_plan(plan.plan if isinstance(plan, Recipe) else plan, options)
     if not isinstance(plan, Recipe):
         return plan
     why = plan.why_not(workers=workers, device=device_name(device))

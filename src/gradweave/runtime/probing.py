@@ -41,20 +41,10 @@ class Probing(Activity):
     turns through ``turns``, so no rank's training ever waits for this, and a rank that ends takes
     nobody with it. A script may end while it runs: Python then stops threads in a way that torch's
     C++ takes for a crash, so the thread is ended before that.
-
-    Sizes are those of gradients of 4 bytes, which are sent in ``wire_dtype``, as training's are.
     """
 
-    def __init__(
-        self,
-        command: Probe,
-        own_groups: Sequence[OwnGroup],
-        turns: Turns,
-        *,
-        wire_dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, command: Probe, own_groups: Sequence[OwnGroup], turns: Turns) -> None:
         self._command, self._own_groups, self._turns = command, own_groups, turns
-        self._wire_dtype = wire_dtype
         self._spent_s = 0.0  # on the slowest rank
         self._found: RankProbe | Failed | None = None
         self._forward_began = Event()
@@ -132,7 +122,7 @@ class Probing(Activity):
         self, communicator: Communicator, lanes: Lanes, way: Way, nbytes: int
     ) -> Iterator[MessageSample]:
         device = group_device(communicator.group)
-        messages = torch.zeros(STREAMED, max(1, nbytes // 4), dtype=self._wire_dtype, device=device)
+        messages = torch.zeros(STREAMED, max(1, nbytes // 4), device=device)
 
         def timed_s(count: int) -> float:
             started_s = time.perf_counter()

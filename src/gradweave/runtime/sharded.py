@@ -118,7 +118,7 @@ class ShardedDataParallel(Planned, nn.Module):
         if timeline:
             self._clock_offset_s = clock_offset_s(group)
             self._recorder = SpanRecorder({p: name for name, p in self._full.items()})
-        given = given_plan(plan, workers=group.size(), device=self._device)
+        given = given_plan(plan, workers=group.size(), device=self._device, options=options)
         self._plan_cache = None
         if plan is None and group.size() > 1:
             self._plan_cache = self._open_cache(options)

@@ -4,7 +4,7 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -14,14 +14,17 @@ from torch import nn
 from torch.distributed.algorithms.join import JoinHook
 
 from gradweave.comm.own_group import OwnGroup
-from gradweave.comm.worker import future_on
+from gradweave.comm.worker import CommunicationThread, future_on
+from gradweave.compression import KEEPS_ERRORS
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
+from gradweave.runtime.carried_errors import CarriedErrors, FlatBucket
 from gradweave.runtime.message_log import MessageLog
-from gradweave.runtime.options import AUTO, Options
+from gradweave.runtime.options import Options, first_collective
 from gradweave.sparse.training import SparseTraining
 from gradweave.torch_internals import changes_in_place, is_in_backward, when_backward_ends
+from gradweave.travel import parse_travel
 
 logger = logging.getLogger(__name__)
 
@@ -49,25 +52,27 @@ class Transport(Protocol):
 
 
 class DenseTransport:
-    """Whole gradients, each bucket by its collective, perhaps narrower on the wire.
+    """Whole gradients, each bucket its own way, perhaps rounded on the wire.
 
-    Without a plan's ``collectives`` all go by the one that is ``named``.
+    Without a plan's ``ways`` all go the one that is ``named``. What roundings drop is ``carried``
+    over by parameter, whose ``names`` these are.
     """
 
     def __init__(
         self,
         group: dist.ProcessGroup,
         *,
-        collectives: Sequence[str],
+        ways: Sequence[str],
         named: str,
         own_group: OwnGroup | None,
-        wire_dtype: torch.dtype | None,
+        carried: CarriedErrors,
+        names: Mapping[nn.Parameter, str],
     ) -> None:
-        self._group, self._collectives, self._named = group, collectives, named
-        self._own_group, self._wire_dtype = own_group, wire_dtype
+        self._group, self._ways, self._named = group, ways, named
+        self._own_group, self._carried, self._names = own_group, carried, names
 
     def name_of(self, bucket: int) -> str:
-        return self._collectives[bucket] if self._collectives else self._named
+        return self._ways[bucket] if self._ways else self._named
 
     def average(
         self,
@@ -77,27 +82,42 @@ class DenseTransport:
         bucket: int,
         before: Callable[[], None],
     ) -> Done:
-        del parameters
         before()
         # Before the sum: a narrow type would overflow. Multiplied, as torch does it without a hook:
         # with three ranks, say, a quotient would differ in its last bit.
         gradient.mul_(1.0 / self._group.size())
-        if self._wire_dtype is None:
-            return self._sum(gradient, bucket)
-        message = gradient.to(self._wire_dtype)
+        way = self.name_of(bucket)
+        flat = FlatBucket(
+            tuple(self._names[parameter] for parameter in parameters),
+            tuple(parameter.numel() for parameter in parameters),
+        )
+        if _keeps_errors(way):
+            return self._sum_and_keep(gradient, way, self._carried.of_bucket(flat, gradient))
+        self._carried.give_back(flat, gradient)
+        if way == "native":
+            return self._group.allreduce([gradient]).get_future()
+        return self._thread.submit("all-reduce", gradient, collective=way)
 
-        def widen(summed: Done) -> None:
-            summed.value()
-            gradient.copy_(message)
+    def _sum_and_keep(self, gradient: torch.Tensor, way: str, carried: torch.Tensor) -> Done:
+        """Where messages are sent: adding what is carried over takes time, too."""
+        thread = self._thread
 
-        return self._sum(message, bucket).then(widen)
+        def run() -> None:
+            gradient.add_(carried)
+            carried.zero_()
+            thread.communicator.run("all-reduce", gradient, collective=way, dropped=carried)
 
-    def _sum(self, message: torch.Tensor, bucket: int) -> Done:
-        collective = self.name_of(bucket)
-        if collective == "native":
-            return self._group.allreduce([message]).get_future()
+        return thread.submit_task(run, gradient)
+
+    @property
+    def _thread(self) -> CommunicationThread:
         assert self._own_group is not None, "who names a collective gives a group for it"
-        return self._own_group.thread().submit("all-reduce", message, collective=collective)
+        return self._own_group.thread()
+
+
+def _keeps_errors(way: str) -> bool:
+    compression = parse_travel(way).compression
+    return compression is not None and compression.rounding in KEEPS_ERRORS
 
 
 class SparseTransport:
@@ -240,13 +260,14 @@ class Transports:
         options: Options,
         own_group: OwnGroup | None,
         recorder: SpanRecorder | None = None,
+        names: Mapping[nn.Parameter, str],
         sparse: SparseTraining | None = None,
         finds_unused: bool = False,
     ) -> None:
         self._group, self._own_group, self._recorder = group, own_group, recorder
-        self._wire_dtype = options.wire_dtype
-        self._named = "native" if options.collective == AUTO else options.collective
+        self._named = first_collective(options, "native")
         self._sparse, self._finds_unused = sparse, finds_unused
+        self._names, self._carried = names, CarriedErrors()
 
     def sender_for(self, plan: Plan | None, log: MessageLog | None = None) -> BucketSender | None:
         """None where torch's own all-reduce is all that is wanted, and nothing is noted."""
@@ -258,16 +279,18 @@ class Transports:
                 recorder=self._recorder,
                 writes_unused=self._finds_unused,
             )
-        collectives = [] if plan is None else [bucket.collective for bucket in plan.buckets]
-        is_native = set(collectives or [self._named]) == {"native"}
-        if is_native and self._wire_dtype is None and self._recorder is None and log is None:
+        ways = [] if plan is None else [str(bucket.travel) for bucket in plan.buckets]
+        is_native = set(ways or [self._named]) == {"native"}
+        is_owed = self._carried.has_any  # to gradients, which torch would not know
+        if is_native and self._recorder is None and log is None and not is_owed:
             return None
         transport = DenseTransport(
             self._group,
-            collectives=collectives,
+            ways=ways,
             named=self._named,
             own_group=self._own_group,
-            wire_dtype=self._wire_dtype,
+            carried=self._carried,
+            names=self._names,
         )
         return BucketSender(transport, rank=self._group.rank(), recorder=self._recorder, log=log)
 

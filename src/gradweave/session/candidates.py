@@ -7,13 +7,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.compression import Compression
-from gradweave.network import Network, Travel
+from gradweave.network import Network
 from gradweave.plan import Plan, merge
 from gradweave.planning import make_plan
 from gradweave.planning.baselines import closed_at
 from gradweave.planning.joint import plan_among
 from gradweave.simulation import simulate
 from gradweave.trace import Trace
+from gradweave.travel import Travel
 from gradweave.vocabulary import MIB, Passes
 
 # Fewer messages than the optimum, for where the model is wrong about what one costs.

@@ -66,7 +66,7 @@ def _least_s_per_byte(network: Network, compression: Compression, workers: int) 
 
 def verdict(trace: Trace, plan: Plan, network: Network, *, workers: int) -> Verdict | None:
     """Whether the plan's compression pays; None where it sends nothing compressed."""
-    if all(bucket.compression is None for bucket in plan.buckets):
+    if not any(bucket.is_sparse for bucket in plan.buckets):
         return None
     dense = make_plan(
         trace,

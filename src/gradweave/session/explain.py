@@ -182,6 +182,6 @@ def _gain(
 
 
 def _buckets(plan: Plan) -> str:
-    ways = sorted({str(bucket.compression or bucket.collective) for bucket in plan.buckets})
+    ways = sorted({str(bucket.travel) for bucket in plan.buckets})
     count = len(plan.buckets)
     return f"{count} message{'s' if count > 1 else ''} by {', '.join(ways)}"

@@ -13,9 +13,11 @@ from statistics import median
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gradweave.costs import Curve, Line
 from gradweave.network import CollectiveCost, Network
+from gradweave.travel import parse_travel
 from gradweave.vocabulary import KIB, MIB, Operation, Way
 
 # Sizes that differ by less are one point of a curve.
@@ -116,9 +118,17 @@ def _taken_s(messages: Sequence[MessageTimes]) -> float:
 
 
 def learnt_network(
-    samples: Iterable[MessageSample], *, workers: int, model_bytes: int
+    samples: Iterable[MessageSample],
+    *,
+    workers: int,
+    model_bytes: int,
+    roundings: tuple[str, ...] = (),
 ) -> Network | None:
-    """What the samples say messages of up to ``model_bytes`` cost; None where there are none."""
+    """What the samples say messages of up to ``model_bytes`` cost; None where there are none.
+
+    Of ``roundings`` that no message has taken yet it is expected that fewer bytes are all the
+    difference; when one is tried, its messages tell what rounding costs.
+    """
     by_way: dict[Way, list[MessageSample]] = defaultdict(list)
     for sample in samples:
         by_way[Way(sample.operation, sample.collective)].append(sample)
@@ -137,12 +147,22 @@ def learnt_network(
                 latency_s=latency_s,
             )
         )
+    unseen = (name for name in roundings if Way("all-reduce", name) not in by_way)
+    costs += [_estimated(name, costs[0]) for name in unseen]
     count = sum(len(sample.sizes_bytes) for of_way in by_way.values() for sample in of_way)
     return Network(
         name="learnt in training",
         source=f"learnt from {count} messages on {workers} ranks",
         costs=tuple(costs),
     )
+
+
+def _estimated(rounding: str, known: CollectiveCost) -> CollectiveCost:
+    compression = parse_travel(rounding).compression
+    assert compression is not None
+    assert isinstance(known.cost, Curve)
+    sizes = (round(size / compression.wire_share) for size in known.cost.nbytes)
+    return replace(known, collective=rounding, cost=replace(known.cost, nbytes=tuple(sizes)))
 
 
 def sizes_to_probe(

@@ -26,6 +26,7 @@ class PlanningTask(Struct, frozen=True, kw_only=True):
     passes: Passes = "backward"
     collective: str = "native"  # by which messages travel without a plan
     rivals: tuple[str, ...] = ()  # other collectives that plans may use
+    roundings: tuple[str, ...] = ()  # and ways that round gradients, such as ring+bf16
     record_steps: int = 5
     trial_steps: int = 4  # 0: the prediction is trusted
     replan_when: float | None = None

@@ -1,0 +1,255 @@
+"""What planning may change about results, and what becomes of what rounding drops."""
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from small_training import NAMES, batch, network, on_two, plan_of, trained
+from torch import nn
+
+from gradweave.compression import Compression
+from gradweave.errors import RequestError
+from gradweave.plan import Bucket, Plan
+from gradweave.runtime.carried_errors import CarriedErrors, FlatBucket
+from gradweave.runtime.ddp import DistributedDataParallel
+
+INT8 = Compression(method="int8")
+
+
+def rounded_plan(*lengths, compression=INT8):
+    plan = plan_of(*lengths, collective="ring")
+    return replace(
+        plan, buckets=tuple(replace(bucket, compression=compression) for bucket in plan.buckets)
+    )
+
+
+def exact_sums(group, make_plan):
+    """Gradients given and applied over some steps, and what is carried over in the end."""
+    model = network()
+    wrapped = DistributedDataParallel(model, plan=make_plan(2, 3), precision="rounded")
+    given = {name: torch.zeros_like(p).double() for name, p in model.named_parameters()}
+    applied = {name: torch.zeros_like(p).double() for name, p in model.named_parameters()}
+    for step in range(6):
+        if step == 3:  # other buckets take over what the first have dropped
+            wrapped._engine.install(make_plan(1, 1, 3))
+        for p in model.parameters():
+            p.grad = None
+        model(batch(step, group.rank())).square().mean().backward()
+        own = {name: p.grad.clone() for name, p in model.named_parameters()}
+        wrapped.zero_grad()
+        wrapped(batch(step, group.rank())).square().mean().backward()
+        for name, p in model.named_parameters():
+            given[name] += own[name].double() / group.size()
+            applied[name] += p.grad.double()
+    carried = wrapped._engine._transports._carried._of_parameter
+    kept = {name: carried.get(name, torch.zeros(())).double() for name in given}
+    return [[one[name].flatten().tolist() for name in NAMES] for one in (given, applied, kept)]
+
+
+def test_what_is_applied_and_what_is_carried_over_are_all_gradients(tmp_path):
+    (given_a, applied, kept_a), (given_b, applied_b, kept_b) = on_two(
+        exact_sums, rounded_plan, scratch=tmp_path
+    )
+    assert applied == applied_b
+    for *given, result, kept, kept_too in zip(
+        given_a, given_b, applied, kept_a, kept_b, strict=True
+    ):
+        everything = np.sum(given, axis=0)
+        assert np.allclose(np.sum([result, kept, kept_too], axis=0), everything, atol=1e-6)
+        assert not np.allclose(result, everything, atol=1e-6)
+
+
+def back_to_exact(group):
+    """From 8 bits to messages as they are: the next step pays what is owed."""
+    model = network()
+    wrapped = DistributedDataParallel(model, plan=rounded_plan(5), precision="rounded")
+    wrapped(batch(0, group.rank())).square().mean().backward()
+    carried = wrapped._engine._transports._carried
+    owed = {name: part.clone() for name, part in carried._of_parameter.items()}
+    wrapped._engine.install(plan_of(2, 3))
+    wrapped.zero_grad()
+    wrapped(batch(1, group.rank())).square().mean().backward()
+    first = {name: p.grad.clone() for name, p in model.named_parameters()}
+    wrapped.zero_grad()
+    wrapped(batch(1, group.rank())).square().mean().backward()
+    second = {name: p.grad.clone() for name, p in model.named_parameters()}
+    paid = {name: (first[name] - second[name]).flatten().tolist() for name in first}
+    return {name: part.tolist() for name, part in owed.items()}, paid, carried.has_any
+
+
+def test_what_is_owed_is_paid_when_nothing_is_rounded_any_more(tmp_path):
+    (owed_a, paid, has_a), (owed_b, _, has_b) = on_two(back_to_exact, scratch=tmp_path)
+    assert not has_a
+    assert not has_b
+    for name, value in paid.items():
+        owed = np.add(owed_a[name], owed_b[name])
+        assert np.allclose(value, owed, atol=1e-7)
+        assert owed.any()
+
+
+def test_errors_follow_their_parameters():
+    errors, gradient = CarriedErrors(), torch.zeros(6)
+    errors.of_bucket(FlatBucket(("a", "b"), (2, 4)), gradient).copy_(torch.arange(6.0))
+    other = errors.of_bucket(FlatBucket(("b", "c"), (4, 1)), torch.zeros(5))
+    assert other.tolist() == [2, 3, 4, 5, 0]
+    errors.give_back(FlatBucket(("a",), (2,)), first := torch.zeros(2))
+    assert first.tolist() == [0, 1]
+    errors.give_back(FlatBucket(("a",), (2,)), first)
+    assert first.tolist() == [0, 1]
+    errors.give_back(FlatBucket(("c", "b"), (1, 4)), last := torch.ones(5))
+    assert last.tolist() == [1, 3, 4, 5, 6]
+    assert not errors.has_any
+
+
+def weights_of(group, precision, make=network, **options):
+    wrapped = DistributedDataParallel(make(), precision=precision, **options)
+    _, weights = trained(wrapped, group.rank(), steps=12)
+    return [weight.tolist() for weight in weights], wrapped.explain()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "int8"])
+def test_one_format_for_all_messages(tmp_path, precision):
+    """The same on all ranks, and near what exact training comes to."""
+    (first, said), (second, _) = on_two(weights_of, precision, scratch=tmp_path)
+    assert first == second
+    assert said
+    (tmp_path / "rendezvous").unlink(missing_ok=True)
+    (exact, _), _ = on_two(weights_of, "exact", scratch=tmp_path)
+    for one, other in zip(first, exact, strict=True):
+        assert one != other
+        assert torch.allclose(torch.tensor(one), torch.tensor(other), atol=0.02)
+
+
+def wide():
+    """Enough bytes for rounding to matter on any network."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 700), nn.Linear(700, 700), nn.Linear(700, 2))
+
+
+def planned_weights(group, precision):
+    wrapped = DistributedDataParallel(wide(), precision=precision, record_steps=2, trial_steps=2)
+    _, weights = trained(wrapped, group.rank(), steps=5, until_settled=True)
+    tried = [trial.candidate.plan for trial in wrapped.findings().trials]
+    ways = {str(bucket.travel) for plan in tried for bucket in plan.buckets}
+    return ways, [weight.sum().item() for weight in weights], wrapped.explain()
+
+
+def test_plans_may_round_where_they_are_allowed_to(tmp_path):
+    (ways, sums, said), (_, others, _) = on_two(planned_weights, "rounded", scratch=tmp_path)
+    assert sums == others
+    assert ways <= {"native", "recursive-doubling", "ring+bf16", "ring+int8"}
+    assert "Measured" in said
+
+
+def test_exact_plans_round_nothing(tmp_path):
+    for ways, _, _ in on_two(planned_weights, "exact", scratch=tmp_path):
+        assert ways <= {"native", "recursive-doubling"}
+
+
+def refusal(group, options, *, make=network, hook=False):
+    try:
+        wrapped = DistributedDataParallel(make(), **options[group.rank() % len(options)])
+        if hook:
+            wrapped.register_comm_hook(None, lambda *_: None)
+    except RequestError as error:
+        return str(error)
+    return None
+
+
+def half():
+    return network(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "complaint"),
+    [
+        (
+            [{"precision": "exact"}, {"precision": "rounded"}],
+            {},
+            (
+                "rank 0 has precision 'exact', compression none, and rank 1 has precision "
+                "'rounded', compression none; wrap the model alike on every rank"
+            ),
+        ),
+        (
+            [{"precision": "rounded"}],
+            {"make": half},
+            (
+                "precision='rounded' is for gradients in float32, and '0.weight' has "
+                "torch.bfloat16; leave out precision"
+            ),
+        ),
+        (
+            [{"precision": "rounded"}],
+            {"hook": True},
+            (
+                "there is one hook per wrapper, and collective, compression, precision or timeline "
+                "need it; leave them out"
+            ),
+        ),
+        (
+            [{"precision": "int8", "collective": "recursive-doubling"}],
+            {},
+            (
+                "precision='int8' keeps what rounding drops, and by 'recursive-doubling' several "
+                "ranks make the same sums, so it would count twice; leave out collective, or take "
+                "precision='bf16'"
+            ),
+        ),
+        (
+            [{"precision": "bf16", "collective": "blueconnect:auto"}],
+            {},
+            (
+                "blueconnect:auto: expected 1 of ring, halving-doubling, "
+                "separated by slashes, for tiers of (2,)"
+            ),
+        ),
+    ],
+    ids=["ranks", "type", "hook", "copies", "tiers"],
+)
+def test_what_precision_does_not_go_with(tmp_path, options, more, complaint):
+    found = on_two(refused, options, more, scratch=tmp_path)
+    assert found == [complaint] * 2
+
+
+def refused(group, options, more):
+    return refusal(group, options, **more)
+
+
+def not_finite(group):
+    """One rank's infinite gradient is seen by all, and spoils no later step."""
+    model = network()
+    wrapped = DistributedDataParallel(model, precision="int8", plan=rounded_plan(2, 3))
+    seen = []
+    for step in range(3):
+        wrapped.zero_grad()
+        scale = torch.inf if step == 1 and group.rank() == 1 else 1.0
+        (wrapped(batch(step, group.rank())).square().mean() * scale).backward()
+        seen.append(all(bool(p.grad.isfinite().all()) for p in model.parameters()))
+    return seen
+
+
+def test_what_is_not_finite_is_seen_by_all_and_forgotten(tmp_path):
+    assert on_two(not_finite, scratch=tmp_path) == [[True, False, True]] * 2
+
+
+def test_a_plan_may_mix_ways(tmp_path):
+    mixed = Plan(
+        planner="made",
+        buckets=(
+            Bucket(tensors=tuple(NAMES[:1]), collective="native"),
+            Bucket(tensors=tuple(NAMES[1:3]), collective="ring", compression=INT8),
+            Bucket(
+                tensors=tuple(NAMES[3:]),
+                collective="ring",
+                compression=Compression(method="bf16"),
+            ),
+        ),
+    )
+    (first, said), (second, _) = on_two(mixed_ways, mixed, scratch=tmp_path)
+    assert first == second
+    assert said == "3 messages by native, ring+bf16, ring+int8, as given."
+
+
+def mixed_ways(group, plan):
+    return weights_of(group, "rounded", plan=plan)
