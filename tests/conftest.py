@@ -21,9 +21,11 @@ def compiled_kernels() -> None:
     """Ranks load them from numba's cache: to compile takes longer than a rank waits for another."""
     import torch  # noqa: PLC0415 most tests need none
 
+    from gradweave.comm.rounding import eight_bits  # noqa: PLC0415
     from gradweave.sparse.select import compile_kernels  # noqa: PLC0415
 
     compile_kernels(torch.float32)
+    eight_bits.compile_kernels()
 
 
 @pytest.fixture(scope="session")

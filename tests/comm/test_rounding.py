@@ -17,6 +17,8 @@ from gradweave.comm.slices import LEAST_SLICE_BYTES
 from gradweave.compression import ELEMENTS_PER_SCALE, WIRE_SHARES
 from gradweave.errors import RequestError
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 SCHEDULES = [name for operation, name in ALGORITHMS if operation == "all-reduce"]
 # Of what a number is at most, or of the largest in its group: half of the last place that is kept.
 HALF_LAST_PLACE = {"bf16": 2**-8, "fp16": 2**-11, "int8": 1 / 254}

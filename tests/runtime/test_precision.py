@@ -6,12 +6,14 @@ import torch
 from msgspec.structs import replace
 from small_training import NAMES, batch, network, on_two, plan_of, trained
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.compression import Compression
 from gradweave.errors import RequestError
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.carried_errors import CarriedErrors, FlatBucket
 from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave.sparse.settings import GTopK
 
 INT8 = Compression(method="int8")
 
@@ -253,3 +255,92 @@ def test_a_plan_may_mix_ways(tmp_path):
 
 def mixed_ways(group, plan):
     return weights_of(group, "rounded", plan=plan)
+
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+SPARSE = Compression(method="gtopk", density=0.1)
+
+
+def thinned_out_in(*places):
+    """Three buckets, of which those in these places are thinned out."""
+    plan = plan_of(1, 2, 2)
+    buckets = tuple(
+        replace(bucket, compression=SPARSE if place in places else None)
+        for place, bucket in enumerate(plan.buckets)
+    )
+    return replace(plan, buckets=buckets)
+
+
+def mixed_sums(group, plans):
+    """Gradients given and applied while buckets are thinned out now here, now there."""
+    model = network()
+    wrapped = DistributedDataParallel(
+        model,
+        plan=plans[0],
+        precision="sparse",
+        compression=GTopK(density=0.1),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    given = dict.fromkeys(NAMES, 0.0)
+    applied = dict.fromkeys(NAMES, 0.0)
+    for step in range(2 * len(plans)):
+        if step % 2 == 0 and step:
+            optimizer.zero_grad()
+            wrapped._engine.install(plans[step // 2])
+        model.zero_grad()
+        model(batch(step, group.rank())).square().mean().backward()
+        for name, p in model.named_parameters():
+            given[name] = given[name] + p.grad.double()
+        optimizer.zero_grad()
+        wrapped(batch(step, group.rank())).square().mean().backward()
+        for name, p in model.named_parameters():
+            applied[name] = applied[name] + p.grad.double() * group.size()
+        optimizer.step()
+    left = wrapped.sparse_state_dict()["residuals"]["values"]
+    kept = {name: left[name].double() for name in NAMES}
+    return [[one[name].flatten().tolist() for name in NAMES] for one in (given, applied, kept)]
+
+
+def test_nothing_is_lost_where_buckets_are_thinned_out_now_and_then(tmp_path):
+    plans = [thinned_out_in(0, 1, 2), thinned_out_in(1), thinned_out_in(0, 2)]
+    first, second = on_two(mixed_sums, plans, scratch=tmp_path)
+    (given_a, applied, kept_a), (given_b, applied_b, kept_b) = first, second
+    assert applied == applied_b
+    is_left = []
+    for mine, theirs, result, kept, kept_too in zip(
+        given_a, given_b, applied, kept_a, kept_b, strict=True
+    ):
+        assert np.allclose(
+            np.sum([result, kept, kept_too], axis=0), np.add(mine, theirs), atol=1e-5
+        )
+        is_left.append(bool(np.any(kept) or np.any(kept_too)))
+    # In the last plan the first bucket and the last are thinned out, those between are not.
+    assert is_left == [True, False, False, True, True]
+
+
+def test_a_whole_bucket_beside_thinned_out_ones_is_averaged_exactly(tmp_path):
+    for whole, expected in on_two(whole_beside, scratch=tmp_path):
+        assert whole == expected
+
+
+def whole_beside(group):
+    model = network()
+    wrapped = DistributedDataParallel(
+        model, plan=thinned_out_in(0, 2), precision="sparse", compression=GTopK(density=0.1)
+    )
+    wrapped(batch(0, group.rank())).square().mean().backward()
+    found = [p.grad.flatten().tolist() for name, p in model.named_parameters() if "2." in name]
+    plain = network()
+    torchs = TorchDDP(plain)
+    torchs(batch(0, group.rank())).square().mean().backward()
+    return found, [
+        p.grad.flatten().tolist() for name, p in plain.named_parameters() if "2." in name
+    ]
+
+
+def test_sparse_plans_may_leave_buckets_whole(tmp_path):
+    for ways, sums, said in on_two(planned_weights, "sparse", scratch=tmp_path):
+        assert ways <= {"native", "gtopk:0.001"}
+        assert sums
+        assert "ompression" in said

@@ -149,7 +149,11 @@ class Owner:
             command.network,
             workers=4,
             planner=self.session.task.planner,
-            travels=travels_known(command.network, command.compression),
+            travels=travels_known(
+                command.network,
+                command.compression,
+                mixes_whole=self.session.task.mixes_whole,
+            ),
             baseline_lengths=self.baseline_lengths(),
         )
 

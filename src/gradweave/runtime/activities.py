@@ -98,7 +98,9 @@ class Finding(Activity):
             network,
             workers=self._task.workers,
             planner=self._task.planner,
-            travels=travels_known(network, self._command.compression),
+            travels=travels_known(
+                network, self._command.compression, mixes_whole=self._task.mixes_whole
+            ),
             baseline_lengths=unplanned_lengths(
                 [tensor.nbytes for tensor in trace.tensors],
                 caps_bytes=self._task.baseline_caps_bytes,

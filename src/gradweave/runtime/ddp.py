@@ -29,6 +29,7 @@ from gradweave.runtime.options import (
     AUTO,
     COMPILED,
     EXACT,
+    SPARSE,
     Options,
     check_caps,
     check_float32,
@@ -41,6 +42,7 @@ from gradweave.runtime.options import (
     require_same_precision,
     rival_collectives,
     rounded_ways,
+    sparse_settings,
     why_unplannable,
 )
 from gradweave.runtime.parameters import check_compressible, planned_parameters
@@ -126,6 +128,8 @@ class DistributedDataParallel(Planned, TorchDDP):
             timeline=timeline,
             cache=cache,
         )
+        compression = sparse_settings(options)
+        options = replace(options, compression=compression)
         torch_options |= _named(torch_arguments)
         check_caps(torch_options)
         if compression is not None:
@@ -299,6 +303,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             baseline_caps_bytes=torch_caps_bytes(self),
             keeps_declared_order=self._keeps_declared_order,
             compression_at=None if compression is None else compression.compression_at,
+            mixes_whole=options.precision == SPARSE,
             is_whole_model=is_whole(compression),
         )
 

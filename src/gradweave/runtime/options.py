@@ -17,7 +17,8 @@ from gradweave.errors import RequestError
 from gradweave.plan import Plan
 from gradweave.planning import WITHOUT_OVERLAP, find_planner
 from gradweave.runtime.parameters import modules_with_sparse_gradients
-from gradweave.sparse.settings import Sparse
+from gradweave.sparse.settings import GTopK, Sparse
+from gradweave.sparse.warmup import PAPER_DENSITY
 from gradweave.torch_internals import FOR_OTHER_BUCKETS, has_optimizer_in_backward, missing
 from gradweave.travel import Travel
 from gradweave.vocabulary import parse_spec
@@ -103,6 +104,13 @@ def check_caps(torch_options: Mapping[str, Any]) -> None:
     for cap in [*(caps or ()), *([] if one is None else [one])]:
         if not 0 < cap < float("inf"):
             raise RequestError(f"bucket caps must be positive numbers of MiB, got {cap}")
+
+
+def sparse_settings(options: Options) -> Sparse | None:
+    """How the largest gradients are sent, where only they are."""
+    if options.precision == SPARSE and options.compression is None:
+        return GTopK(density=PAPER_DENSITY)
+    return options.compression
 
 
 def is_whole(compression: Sparse | None) -> bool:
@@ -203,7 +211,8 @@ def check_plan(plan: object, options: Options) -> None:
         _check_collective(bucket.collective)
         rounding = None if bucket.compression is None else bucket.compression.rounding
         is_sparse = bucket.compression is not None and rounding is None
-        if is_sparse != (options.compression is not None):
+        may_be_whole = options.precision == SPARSE and bucket.compression is None
+        if is_sparse != (options.compression is not None) and not may_be_whole:
             found = f"by {bucket.compression}" if is_sparse else "uncompressed"
             needs = "with" if options.compression is not None else "without"
             raise RequestError(

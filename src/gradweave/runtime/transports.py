@@ -4,7 +4,7 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.join import JoinHook
 
 from gradweave.comm.own_group import OwnGroup
+from gradweave.comm.rounding.eight_bits import compile_kernels
 from gradweave.comm.worker import CommunicationThread, future_on
 from gradweave.compression import KEEPS_ERRORS
 from gradweave.errors import CollectiveError
@@ -21,7 +22,7 @@ from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
 from gradweave.runtime.carried_errors import CarriedErrors, FlatBucket
 from gradweave.runtime.message_log import MessageLog
-from gradweave.runtime.options import Options, first_collective
+from gradweave.runtime.options import ROUNDED, Options, first_collective
 from gradweave.sparse.training import SparseTraining
 from gradweave.torch_internals import changes_in_place, is_in_backward, when_backward_ends
 from gradweave.travel import parse_travel
@@ -121,14 +122,18 @@ def _keeps_errors(way: str) -> bool:
 
 
 class SparseTransport:
-    """Only the largest elements; what waits in residuals belongs to one wrapper for its life."""
+    """Only the largest elements; what waits in residuals belongs to one wrapper for its life.
 
-    def __init__(self, training: SparseTraining, own_group: OwnGroup) -> None:
-        self._training, self._own_group = training, own_group
+    Buckets that are ``whole`` in a plan travel with all their elements.
+    """
+
+    def __init__(
+        self, training: SparseTraining, own_group: OwnGroup, *, whole: Collection[int] = ()
+    ) -> None:
+        self._training, self._own_group, self._whole = training, own_group, whole
 
     def name_of(self, bucket: int) -> str:
-        del bucket
-        return self._training.settings.exchange
+        return "native" if bucket in self._whole else self._training.settings.exchange
 
     def average(
         self,
@@ -151,7 +156,13 @@ class SparseTransport:
             names = self._training.names_of(parameters)
             named = zip(names, parameters, strict=True)
             frozen = {name for name, parameter in named if not parameter.requires_grad}
-            average = partial(self._training.average, gradient, names, frozen=frozen)
+            average = partial(
+                self._training.average,
+                gradient,
+                names,
+                frozen=frozen,
+                whole=bucket in self._whole,
+            )
             return self._own_group.thread().submit_task(average, gradient)
 
         if is_in_backward():
@@ -268,13 +279,17 @@ class Transports:
         self._named = first_collective(options, "native")
         self._sparse, self._finds_unused = sparse, finds_unused
         self._names, self._carried = names, CarriedErrors()
+        if options.precision in {ROUNDED, *KEEPS_ERRORS}:
+            compile_kernels()
 
     def sender_for(self, plan: Plan | None, log: MessageLog | None = None) -> BucketSender | None:
         """None where torch's own all-reduce is all that is wanted, and nothing is noted."""
         if self._sparse is not None:
             assert self._own_group is not None, "sparse messages travel on a group of their own"
+            buckets = () if plan is None else plan.buckets
+            whole = {number for number, bucket in enumerate(buckets) if not bucket.is_sparse}
             return BucketSender(
-                SparseTransport(self._sparse, self._own_group),
+                SparseTransport(self._sparse, self._own_group, whole=whole),
                 rank=self._group.rank(),
                 recorder=self._recorder,
                 writes_unused=self._finds_unused,

@@ -21,7 +21,7 @@ from gradweave.vocabulary import MIB, Passes
 TOLERANCES = (0.05, 0.25)
 # What a patient user would try for `bucket_cap_mb`; the best of them by the model is a candidate.
 UNIFORM_MIB = (0.5, 1, 2, 4, 6, 8, 12, 16, 25, 35, 50, 75, 100)
-# Another way than the first must be better by this share: it runs on our thread.
+# Another way than the backend's own must be better by this share: it runs on our thread.
 WORTH_A_THREAD = 0.10
 
 
@@ -53,9 +53,8 @@ def shortlist(
             return make_plan(
                 trace, network, workers=workers, planner=name, collective=by, passes=passes
             )
-        return plan_among(
-            trace, network, travels, workers=workers, planner=name, handicap=WORTH_A_THREAD
-        )
+        handicap = WORTH_A_THREAD if travels[0].compression is None else 0.0
+        return plan_among(trace, network, travels, workers=workers, planner=name, handicap=handicap)
 
     def candidate(plan: Plan) -> Candidate:
         timeline = simulate(trace, plan, network, workers=workers)
@@ -81,11 +80,15 @@ def shortlist(
     return [*reversed(unique.values()), replace(baseline, is_baseline=True)]
 
 
-def travels_known(network: Network, compression: Compression | None) -> tuple[Travel, ...]:
-    """The ways that were measured; all messages are thinned out, or none is."""
+def travels_known(
+    network: Network, compression: Compression | None, *, mixes_whole: bool
+) -> tuple[Travel, ...]:
+    """The ways that were measured; with ``compression`` only that, unless it may be mixed."""
     if compression is None:
         return network.travels
-    return (Travel(network.travels[0].collective, compression),)
+    first = network.travels[0].collective
+    thinned_out = Travel(first, compression)
+    return (thinned_out, Travel(first)) if mixes_whole else (thinned_out,)
 
 
 def unplanned_lengths(

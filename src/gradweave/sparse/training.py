@@ -96,11 +96,17 @@ class SparseTraining:
         return [self._names[parameter] for parameter in parameters]
 
     def average(
-        self, message: torch.Tensor, names: Sequence[str], *, frozen: Collection[str] = ()
+        self,
+        message: torch.Tensor,
+        names: Sequence[str],
+        *,
+        frozen: Collection[str] = (),
+        whole: bool = False,
     ) -> None:
         """In place, a flat bucket of these parameters; blocks until that is done.
 
-        Of those that are ``frozen`` nothing is sent, and their residuals stay.
+        Of those that are ``frozen`` nothing is sent, and their residuals stay. A ``whole`` bucket
+        is not thinned out: it takes along all that is left of earlier steps.
         """
         if self._unsettled is not None:
             self._settle(self._unsettled)
@@ -111,6 +117,7 @@ class SparseTraining:
             density=self.settings.density_at(self.step - 1),
             divide_by=self.group.size(),
             frozen=frozen,
+            whole=whole,
         )
 
     def settle(self, *, is_idle: bool) -> None:

@@ -96,3 +96,13 @@ def _in_groups(values: torch.Tensor) -> torch.Tensor:
 def _numbers(scales: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
     scale = scales.repeat_interleave(ELEMENTS_PER_SCALE)[: integers.numel()]
     return integers.float().mul_(scale)
+
+
+def compile_kernels() -> None:
+    """Compile the loops, or load them from the cache: seconds, better before the first step."""
+    form, values = EightBits(), torch.zeros(1)
+    message = torch.empty(form.nbytes(1), dtype=torch.uint8)
+    for dropped in (None, torch.zeros(1)):
+        form.encode(values, message, dropped=dropped)
+    form.decode(message, values)
+    form.add(message, values)
