@@ -16,6 +16,8 @@ from gradweave.vocabulary import Operation, Passes, Spec, parse_bytes, parse_spe
 
 __all__ = [
     "BOTH_PASSES_COLLECTIVE",
+    "FOR_SMALL_MESSAGES",
+    "FOR_TIERS",
     "OPERATIONS",
     "PLANNERS",
     "Merging",
@@ -32,6 +34,10 @@ OPERATIONS: Mapping[Passes, tuple[Operation, ...]] = {
 
 # gloo's own reduce-scatter is far from what links allow, so by default the halves go by ours.
 BOTH_PASSES_COLLECTIVE = "ring"
+
+# Beside the backend's own, what wrappers try by themselves: where it needs fewer start-ups, and
+# where links have tiers.
+FOR_SMALL_MESSAGES, FOR_TIERS = "recursive-doubling", "blueconnect"
 
 # How many tensors each message takes, in backward order, when a message costs that much.
 Merging = Callable[[Trace, Cost], list[int]]

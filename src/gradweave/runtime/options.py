@@ -12,14 +12,18 @@ from gradweave import collectives
 from gradweave.collectives.topology import Topology
 from gradweave.errors import RequestError
 from gradweave.plan import Plan
-from gradweave.planning import WITHOUT_OVERLAP, find_planner
+from gradweave.planning import (
+    FOR_SMALL_MESSAGES,
+    FOR_TIERS,
+    WITHOUT_OVERLAP,
+    find_planner,
+)
 from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.sparse.settings import Sparse
 from gradweave.torch_internals import FOR_OTHER_BUCKETS, has_optimizer_in_backward, missing
 from gradweave.vocabulary import parse_spec
 
 AUTO = "auto"
-FOR_SMALL_MESSAGES, FOR_TIERS = "recursive-doubling", "blueconnect"
 WIRE_DTYPES = (torch.float16, torch.bfloat16)
 
 # With these torch's wrapper cannot be given other buckets while it lives.

@@ -1,0 +1,64 @@
+"""Compare what else could be done: buckets, passes, precisions, batches and workers.
+
+For every trace, network and number of workers, what a step would take and how many samples it would
+train on in a second, what a rank keeps for its model (parameters, gradients, buckets, Adam's state;
+without activations), what changes in the results, and the code for it. Example:
+
+  gradweave advise --trace bert-base --network k80-10gbe --workers 16
+"""
+
+import argparse
+from collections.abc import Sequence
+from itertools import product
+
+from gradweave.advice import Advice, Option, Unpriced, advise
+from gradweave.cli import arguments
+from gradweave.cli.tables import (
+    milliseconds,
+    note_extrapolations,
+    print_json,
+    print_table,
+    progress,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_models_on_networks(parser)
+    parser.add_argument("--json", action="store_true", help="print a list of objects")
+
+
+def run(options: argparse.Namespace) -> None:
+    traces, networks = arguments.asked_traces(options), arguments.asked_networks(options)
+    jobs = list(product(traces, networks, arguments.asked_workers(options, networks)))
+    found = [
+        advise(trace, network, workers=workers)
+        for trace, network, workers in progress(jobs, doing="comparing")
+    ]
+    if options.json:
+        print_json(found)
+    else:
+        for advice in found:
+            _print(advice)
+    note_extrapolations(found)
+
+
+def _print(advice: Advice) -> None:
+    print_table(
+        f"{advice.trace} on {advice.network}, {advice.workers} "
+        f"worker{'s' if advice.workers > 1 else ''}: what could be done, by prediction",
+        _columns(advice.options, advice.unpriced),
+    )
+    print(advice.why)
+
+
+def _columns(options: Sequence[Option], unpriced: Sequence[Unpriced]) -> dict[str, list[str]]:
+    unknown = ["?"] * len(unpriced)
+    return {
+        "way": [*(o.name for o in options), *(one.name for one in unpriced)],
+        "step ms": [*(milliseconds(o.step_s) for o in options), *unknown],
+        "samples/s": [*(f"{o.samples_per_s:,.0f}" for o in options), *unknown],
+        "of torch-ddp": [*(f"{o.gain:.2f}x" for o in options), *unknown],
+        "MB per rank": [*(f"{o.memory_bytes / 1e6:,.0f}" for o in options), *unknown],
+        "changes in results": [*(o.changes for o in options), *unknown],
+        "switched on by": [*(o.code for o in options), *(one.reason for one in unpriced)],
+    }
