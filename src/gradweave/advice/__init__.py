@@ -45,10 +45,12 @@ def faster_with_same_batch(
     job = Job(trace, network, workers=workers)
     ways, _ = _priced(job, SAME_BATCH)
     faster = [(name, way) for name, way in ways if way.step_s < (1 - CLEARLY) * than_s]
-    first_of_its_kind = {way.changes: (name, way) for name, way in reversed(_fastest_first(faster))}
+    ordered = _fastest_first(faster)
+    first_of_its_kind = {way.changes: (name, way) for name, way in reversed(ordered)}
     return tuple(
         _option(name, way, job, compared_with_s=than_s)
-        for name, way in _fastest_first(list(first_of_its_kind.values()))
+        for name, way in ordered
+        if first_of_its_kind[way.changes] == (name, way)
     )
 
 
@@ -72,12 +74,11 @@ def _fastest_first(ways: Sequence[NamedWay]) -> list[NamedWay]:
     """Those that are about as fast as the fastest of them stand by how little they change."""
     left = sorted(ways, key=lambda named: -named[1].samples_per_s)
     ordered: list[NamedWay] = []
-    places = list(WAYS)
     while left:
         least = (1 - EQUALLY_FAST) * left[0][1].samples_per_s
         equal = [named for named in left if named[1].samples_per_s >= least]
         left = left[len(equal) :]
-        ordered += sorted(equal, key=lambda named: (named[1].change, places.index(named[0])))
+        ordered += sorted(equal, key=lambda named: named[1].change)
     return ordered
 
 

@@ -20,14 +20,16 @@ from gradweave.planning import (
 )
 from gradweave.planning.baselines import UNIFORM_MIB
 from gradweave.planning.joint import plan_among
-from gradweave.planning.optimal import DEFAULT_TOLERANCE
 from gradweave.simulation import simulate
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
 from gradweave.vocabulary import MIB, Operation
 
-# Plans are within this of the best, so what differs by less is equally fast.
-EQUALLY_FAST = DEFAULT_TOLERANCE
+# What differs by less is equally fast: predictions are no better than that.
+EQUALLY_FAST = 0.01
+
+# Without a tolerance, so that no uniform buckets look better than planned ones.
+PLANNER = "optimal:0"
 
 # The paper's formula sends fewer bytes than any all-reduce must (docs/collectives.md).
 TOO_CHEAP_BY_FORMULA = frozenset({"double-tree"})
@@ -88,7 +90,13 @@ class Job:
     def sparse(self, compression: Compression) -> Planned:
         """Only the largest gradients travel, by an exchange of their own."""
         self._check_compressible(str(compression))
-        plan = make_plan(self.trace, self.network, workers=self.workers, compression=compression)
+        plan = make_plan(
+            self.trace,
+            self.network,
+            workers=self.workers,
+            planner=PLANNER,
+            compression=compression,
+        )
         return self._planned(plan, Choice(collectives=(self.network.default_collective,)))
 
     @cached_property
@@ -110,12 +118,17 @@ class Job:
             for rounding in roundings
             for by in choice.collectives
         )
-        plan = plan_among(self.trace, self.network, travels, workers=self.workers)
+        plan = plan_among(self.trace, self.network, travels, workers=self.workers, planner=PLANNER)
         return self._planned(plan, choice)
 
     def _for_both(self, name: str) -> Planned:
         plan = make_plan(
-            self.trace, self.network, workers=self.workers, collective=name, passes="both"
+            self.trace,
+            self.network,
+            workers=self.workers,
+            planner=PLANNER,
+            collective=name,
+            passes="both",
         )
         is_default = name == BOTH_PASSES_COLLECTIVE
         choice = Choice(collectives=(name,), argument=None if is_default else name)
@@ -175,7 +188,7 @@ class Job:
 
 
 def _first_or_faster(found: Iterable[Planned]) -> Planned:
-    """The first of them, unless a later one is faster by more than plans are uncertain."""
+    """The first of them, unless a later one is faster by more than predictions are uncertain."""
     best, *others = found
     for one in others:
         if one.step_s < (1 - EQUALLY_FAST) * best.step_s:

@@ -67,7 +67,7 @@ def _what_it_does(job: Job, first: Option, planned: Planned) -> str:
     if planned.plan.passes == "both":
         return f"beside both passes all but {_ms(timeline.exposed_s)} is hidden"
     if any(bucket.compression for bucket in planned.plan.buckets):
-        return f"made smaller, they take {_ms(timeline.communication_s)}"
+        return f"made smaller, gradients take {_ms(timeline.communication_s)}"
     if first.name.startswith("torch-ddp"):
         return "nothing that is known here is faster"
     return (

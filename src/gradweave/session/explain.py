@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gradweave.advice import Option, faster_with_same_batch
 from gradweave.network import CollectiveCost, Network
 from gradweave.plan import Plan
 from gradweave.session.commands import (
@@ -23,7 +24,7 @@ from gradweave.trace import Trace
 def explanation(found: Findings, *, workers: int, baseline: str = "torch's own buckets") -> str:
     """Say how messages travel and why so; ``baseline`` is what travels without a plan."""
     worth = [] if found.worth is None else [str(found.worth)]
-    return "\n".join([*_how(found, workers, baseline), *worth])
+    return "\n".join([*_how(found, workers, baseline), *worth, *_other_ways(found, workers)])
 
 
 def _how(found: Findings, workers: int, baseline: str) -> list[str]:
@@ -126,6 +127,27 @@ def _cost(found: Findings) -> list[str]:
 
 def _kept(found: Findings, baseline: str) -> list[str]:
     return [] if found.note is None else [f"{_sentence(baseline)} stay: {found.note}."]
+
+
+def _other_ways(found: Findings, workers: int) -> list[str]:
+    """What would be faster by what is known of the network, and how to switch the fastest on."""
+    if found.stage is not Stage.SETTLED or found.trace is None or found.network is None:
+        return []
+    if found.predicted is None or found.worth is not None:  # a verdict has said what is faster
+        return []
+    now_s = found.predicted.iteration_s
+    faster = faster_with_same_batch(found.trace, found.network, workers=workers, than_s=now_s)
+    if not faster:
+        return []
+    said = ", ".join(map(_said, faster[:MOST_OTHER_WAYS]))
+    return [f"Among other ways, predicted: {said}; {faster[0].name} by {faster[0].code}."]
+
+
+def _said(option: Option) -> str:
+    return f"{option.name} {option.step_s * 1e3:.1f} ms ({option.gain:.2f}x, {option.changes})"
+
+
+MOST_OTHER_WAYS = 3
 
 
 def _sentence(text: str) -> str:
