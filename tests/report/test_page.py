@@ -86,7 +86,7 @@ def test_what_is_on_it(small_page):
         assert text in words
     assert "optimal was the fastest" in words or "mgwfbp was the fastest" in words
     figures = re.findall(r'<p class="see">([^<]+)</p>', small_page)
-    assert len(figures) == 8
+    assert len(figures) == 9
     assert all(sentence.endswith(".") and sentence.count(". ") == 0 for sentence in figures)
 
 

@@ -71,14 +71,15 @@ def _priced(job: Job, names: Iterable[str]) -> tuple[list[NamedWay], list[Unpric
 
 
 def _fastest_first(ways: Sequence[NamedWay]) -> list[NamedWay]:
-    """Those that are about as fast as the fastest of them stand by how little they change."""
+    """Of those that are about as fast as the fastest of them, what changes least comes first."""
     left = sorted(ways, key=lambda named: -named[1].samples_per_s)
+    places = list(WAYS)
     ordered: list[NamedWay] = []
     while left:
         least = (1 - EQUALLY_FAST) * left[0][1].samples_per_s
         equal = [named for named in left if named[1].samples_per_s >= least]
         left = left[len(equal) :]
-        ordered += sorted(equal, key=lambda named: named[1].change)
+        ordered += sorted(equal, key=lambda named: (named[1].change, places.index(named[0])))
     return ordered
 
 
