@@ -36,10 +36,7 @@ def unpriced(advice: Advice):
     return {one.name: one.reason for one in advice.unpriced}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in NETWORKS],
-)
+@pytest.fixture(scope="module", params=sorted(NETWORKS))
 def advised(request):
     """All shipped traces on one network: seconds, once for all laws."""
     network = load_network(request.param)

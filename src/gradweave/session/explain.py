@@ -20,6 +20,9 @@ from gradweave.session.trials import Trial
 from gradweave.simulation import simulate
 from gradweave.trace import Trace
 
+# More would not be read.
+MOST_OTHER_WAYS = 3
+
 
 def explanation(found: Findings, *, workers: int, baseline: str = "torch's own buckets") -> str:
     """Say how messages travel and why so; ``baseline`` is what travels without a plan."""
@@ -130,13 +133,17 @@ def _kept(found: Findings, baseline: str) -> list[str]:
 
 
 def _other_ways(found: Findings, workers: int) -> list[str]:
-    """What would be faster by what is known of the network, and how to switch the fastest on."""
-    if found.stage is not Stage.SETTLED or found.trace is None or found.network is None:
+    """What would be faster by what is known of the network, and how to switch the fastest on.
+
+    Nothing where that was said already, as a verdict on compression, and beside both passes, which
+    is such a way itself.
+    """
+    trace, network, now = found.trace, found.network, found.predicted
+    if found.stage is not Stage.SETTLED or trace is None or network is None or now is None:
         return []
-    if found.predicted is None or found.worth is not None:  # a verdict has said what is faster
+    if found.worth is not None or (found.plan is not None and found.plan.passes == "both"):
         return []
-    now_s = found.predicted.iteration_s
-    faster = faster_with_same_batch(found.trace, found.network, workers=workers, than_s=now_s)
+    faster = faster_with_same_batch(trace, network, workers=workers, than_s=now.iteration_s)
     if not faster:
         return []
     said = ", ".join(map(_said, faster[:MOST_OTHER_WAYS]))
@@ -145,9 +152,6 @@ def _other_ways(found: Findings, workers: int) -> list[str]:
 
 def _said(option: Option) -> str:
     return f"{option.name} {option.step_s * 1e3:.1f} ms ({option.gain:.2f}x, {option.changes})"
-
-
-MOST_OTHER_WAYS = 3
 
 
 def _sentence(text: str) -> str:
