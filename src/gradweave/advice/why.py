@@ -1,9 +1,8 @@
 """Why one way is faster than the others, in a sentence, from what a step consists of."""
 
-import numpy as np
-
 from gradweave.advice.job import Job, Planned
 from gradweave.advice.option import Option
+from gradweave.timeline import Timeline
 
 # Of a step: less is not worth a change of anything.
 LITTLE = 0.02
@@ -12,52 +11,54 @@ LITTLE = 0.02
 def why_first(job: Job, first: Option, planned: Planned) -> str:
     """Say what decides how long a step takes, and what the first option does about it.
 
-    What decides is looked for in the best step with gradients as they are; ``planned`` is the
-    step of the first option.
+    What decides is looked for in steps with gradients as they are, in torch's buckets and in
+    planned ones; ``planned`` is the step of the first option.
     """
     return f"{first.name} is first: {_what_decides(job)}; {_what_it_does(job, first, planned)}."
 
 
 def _what_decides(job: Job) -> str:
-    plan, timeline = job.exact.plan, job.exact.timeline
+    exact, torch = job.exact.timeline, job.torch_default.timeline
     if job.workers == 1:
         return "one worker sends nothing"
-    taken_s, exposed_s, step_s = timeline.communication_s, timeline.exposed_s, timeline.iteration_s
-    if exposed_s <= LITTLE * step_s:
+    if _waits_little(torch):
         return (
-            f"nothing to gain on the network: backward hides all but {_ms(exposed_s)} of "
-            f"{_ms(taken_s)}"
+            f"nothing to gain on the network: backward hides all but {_ms(torch.exposed_s)} of "
+            f"{_ms(torch.communication_s)}"
         )
-    startups_s = _startups_s(job, job.exact)
-    if 2 * startups_s > taken_s:
-        count = len(plan.buckets)
+    if _waits_little(exact):
+        return (
+            f"buckets decide: backward hides all but {_ms(exact.exposed_s)} where they are "
+            f"planned, all but {_ms(torch.exposed_s)} in torch's"
+        )
+    startups_s = _startups_s(job)
+    if 2 * startups_s > exact.communication_s:
+        count = len(job.exact.plan.buckets)
         messages = f"{count:,} message{'s take' if count > 1 else ' takes'}"
-        return f"start-ups decide: {messages} {_ms(startups_s)} of {_ms(step_s)} to begin"
+        return (
+            f"start-ups decide: {messages} {_ms(startups_s)} of {_ms(exact.iteration_s)} to begin"
+        )
     megabytes = job.trace.nbytes.sum() / 1e6
     return (
-        f"bytes, not start-ups, decide: {megabytes:,.0f} MB take {_ms(taken_s)} beside "
-        f"{_ms(timeline.compute_s)} of computing"
+        f"bytes, not start-ups, decide: {megabytes:,.0f} MB take {_ms(exact.communication_s)} "
+        f"beside {_ms(exact.compute_s)} of computing"
     )
 
 
-def _startups_s(job: Job, planned: Planned) -> float:
-    """What messages of no bytes would take, as many as there are."""
-    nothing = np.zeros(1)
+def _waits_little(timeline: Timeline) -> bool:
+    return timeline.exposed_s <= LITTLE * timeline.iteration_s
+
+
+def _startups_s(job: Job) -> float:
+    """What messages of no bytes would take, as many as there are with gradients as they are."""
     return sum(
-        float(
-            job.network.cost(
-                "all-reduce",
-                bucket.collective,
-                workers=job.workers,
-                compression=bucket.compression,
-            ).seconds(nothing)[0]
-        )
-        for bucket in planned.plan.buckets
+        job.network.seconds("all-reduce", bucket.collective, nbytes=0, workers=job.workers)
+        for bucket in job.exact.plan.buckets
     )
 
 
 def _what_it_does(job: Job, first: Option, planned: Planned) -> str:
-    timeline, torch = planned.timeline, job.torch_default.timeline
+    timeline = planned.timeline
     if first.workers != job.workers:
         more = first.workers / job.workers
         longer = first.step_s / job.exact.step_s
@@ -68,12 +69,7 @@ def _what_it_does(job: Job, first: Option, planned: Planned) -> str:
         return f"beside both passes all but {_ms(timeline.exposed_s)} is hidden"
     if any(bucket.compression for bucket in planned.plan.buckets):
         return f"made smaller, gradients take {_ms(timeline.communication_s)}"
-    if first.name.startswith("torch-ddp"):
-        return "nothing that is known here is faster"
-    return (
-        f"computing waits for {_ms(timeline.exposed_s)} of it, in torch's buckets for "
-        f"{_ms(torch.exposed_s)}"
-    )
+    return "nothing that is known here is faster"
 
 
 def _ms(seconds: float) -> str:
