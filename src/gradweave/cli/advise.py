@@ -8,10 +8,9 @@ without activations), what changes in the results, and the code for it. Example:
 """
 
 import argparse
-from collections.abc import Sequence
 from itertools import product
 
-from gradweave.advice import Advice, Option, Unpriced, advise
+from gradweave.advice import Advice, advise
 from gradweave.cli import arguments
 from gradweave.cli.tables import (
     milliseconds,
@@ -46,19 +45,16 @@ def _print(advice: Advice) -> None:
     print_table(
         f"{advice.trace} on {advice.network}, {advice.workers} "
         f"worker{'s' if advice.workers > 1 else ''}: what could be done, by prediction",
-        _columns(advice.options, advice.unpriced),
+        {
+            "way": [option.name for option in advice.options],
+            "step ms": [milliseconds(option.step_s) for option in advice.options],
+            "samples/s": [f"{option.samples_per_s:,.0f}" for option in advice.options],
+            "of torch-ddp": [f"{option.gain:.2f}x" for option in advice.options],
+            "MB per rank": [f"{option.memory_bytes / 1e6:,.0f}" for option in advice.options],
+            "changes in results": [option.changes for option in advice.options],
+            "switched on by": [option.code for option in advice.options],
+        },
     )
+    for one in advice.unpriced:
+        print(f"{one.name} has no price: {one.reason}")
     print(advice.why)
-
-
-def _columns(options: Sequence[Option], unpriced: Sequence[Unpriced]) -> dict[str, list[str]]:
-    unknown = ["?"] * len(unpriced)
-    return {
-        "way": [*(o.name for o in options), *(one.name for one in unpriced)],
-        "step ms": [*(milliseconds(o.step_s) for o in options), *unknown],
-        "samples/s": [*(f"{o.samples_per_s:,.0f}" for o in options), *unknown],
-        "of torch-ddp": [*(f"{o.gain:.2f}x" for o in options), *unknown],
-        "MB per rank": [*(f"{o.memory_bytes / 1e6:,.0f}" for o in options), *unknown],
-        "changes in results": [*(o.changes for o in options), *unknown],
-        "switched on by": [*(o.code for o in options), *(one.reason for one in unpriced)],
-    }
