@@ -24,6 +24,7 @@ LAYERS: list[set[str]] = [
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},
     {"torch_internals", "session", "step_hooks"},
+    {"advice"},
     {"simulation"},
     {"planning", "collectives"},
     {"presets"},

@@ -21,6 +21,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from gradweave.compression import ROUNDING_NAMES, Compression
 from gradweave.costs import Link, flat
 from gradweave.network import Network
 from gradweave.planning import find_planner, make_plan
@@ -212,7 +213,15 @@ def python_plan(page: Page, run, planner: str = "optimal") -> tuple[list[int], f
         for t in run.trace.tensors
     )
     trace = replace(run.trace, tensors=faster)
-    plan = make_plan(trace, network, workers=int(workers), planner=planner, collective="ring")
+    wire = page.find("#what-if [name=wire]").get_property("value")
+    plan = make_plan(
+        trace,
+        network,
+        workers=int(workers),
+        planner=planner,
+        collective="ring",
+        compression=Compression(method=wire) if wire in ROUNDING_NAMES else None,
+    )
     return list(plan.lengths), simulate(trace, plan, network, workers=int(workers)).iteration_s
 
 
@@ -231,6 +240,23 @@ def test_a_slider_moves_the_plan_to_what_python_computes(small, small_run, moved
     assert shown_plan(small) != before
     note = small.find("#what-if .caption").text
     assert f"{len(lengths)} message" in note
+    small.find("#what-if [name=reset]").click()
+    assert shown_plan(small) == before
+
+
+def test_gradients_can_be_rounded_on_the_wire_by_keyboard(small, small_run):
+    (run,) = read_folders([small_run])
+    small.show("#what-if .controls")
+    before = shown_plan(small)
+    small.run("document.querySelector('#what-if-speed').focus()")
+    small.press(Keys.PAGE_UP, Keys.TAB)  # so fast that the network decides
+    for wire in ("bf16", "int8"):
+        small.press(Keys.ARROW_DOWN)
+        assert small.find("#what-if [name=wire]").get_property("value") == wire
+        lengths, iteration_s = python_plan(small, run.run)
+        assert shown_plan(small) == (lengths, pytest.approx(iteration_s))
+        small.point_at(small.show("#what-if .message"))
+        assert f"{wire} all-reduce by ring" in small.tip()
     small.find("#what-if [name=reset]").click()
     assert shown_plan(small) == before
 

@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import replace
 from report_cases import HOSTILE, RUNTIMES, drawn_trace, measured_network, write_run
 
+from gradweave.advice import advise
+from gradweave.compression import WIRE_SHARES
 from gradweave.costs import Line
 from gradweave.network import CollectiveCost, Network
 from gradweave.report.document import ring_link
@@ -86,8 +88,30 @@ def test_what_is_on_it(small_page):
         assert text in words
     assert "optimal was the fastest" in words or "mgwfbp was the fastest" in words
     figures = re.findall(r'<p class="see">([^<]+)</p>', small_page)
-    assert len(figures) == 8
+    assert len(figures) == 9
     assert all(sentence.endswith(".") and sentence.count(". ") == 0 for sentence in figures)
+
+
+def test_it_advises_as_the_command_line_does(small_run, small_page):
+    (folder,) = read_folders([small_run])
+    advice = advise(folder.run.trace, folder.run.network, workers=folder.workers)
+    words = " ".join(Elements(small_page).words)
+    for option in advice.options:
+        assert option.changes in words
+        assert option.code in words
+    assert {one.name for one in advice.unpriced} == {"half-the-workers", "twice-the-workers"}
+    assert all(one.reason in words for one in advice.unpriced)
+    assert advice.why in words
+
+
+def test_what_may_be_rounded_on_the_wire(small_page, tmp_path):
+    data = data_of(small_page)
+    assert data["wires"] == {"as it is": 1, "bf16": 0.5, "int8": WIRE_SHARES["int8"]}
+    assert data["runs"][0]["is_compressible"]
+    narrow = drawn_trace(6).with_bytes_per_element(2)
+    path = write_run(tmp_path / "run", narrow, measured_network(), runtimes={"single": "single"})
+    (run,) = data_of(make_page(read_folders([path])))["runs"]
+    assert not run["is_compressible"]
 
 
 def test_a_large_model_is_a_small_file(large_page):

@@ -8,7 +8,8 @@ from importlib.resources import files as package_files
 import pytest
 from report_cases import as_json, planner_cases
 
-from gradweave.costs import Link
+from gradweave.compression import WIRE_SHARES, Compression
+from gradweave.costs import Link, flat
 from gradweave.costs.all_reduce import ring
 from gradweave.network import CollectiveCost, Network
 from gradweave.plan import merge
@@ -118,3 +119,21 @@ def test_the_ring(workers):
     )
     line = ring(link, workers)
     assert found == {"startup_s": line.startup_s, "s_per_byte": line.s_per_byte}
+
+
+def test_what_is_rounded_costs_less_for_its_bytes():
+    link = Link(latency_s=1.33e-4, s_per_byte=8.4548e-9)
+    network = Network(name="drawn", source="drawn", links=flat(link))
+    for name, share in WIRE_SHARES.items():
+        line = network.cost("all-reduce", "ring", workers=4)
+        (found,) = asked(
+            "const answer = (c) => onWire(c.line, c.share);",
+            {
+                "line": {"startup_s": line.startup_s, "s_per_byte": line.s_per_byte},
+                "share": share,
+            },
+        )
+        rounded = network.cost(
+            "all-reduce", "ring", workers=4, compression=Compression(method=name)
+        )
+        assert found == {"startup_s": rounded.startup_s, "s_per_byte": rounded.s_per_byte}

@@ -5,6 +5,7 @@ from hypothesis import find
 from hypothesis import strategies as st
 from on_paper import Owner, density_at, owner, scripted, times_s
 
+from gradweave.advice import faster_with_same_batch
 from gradweave.session.commands import (
     FindCandidates,
     Recorded,
@@ -72,6 +73,26 @@ def test_a_machine_that_slows_down_makes_nobody_hopeless(hurried_trace):
 
     driven = scripted(hurried_trace, step_s, **APART)
     assert driven.session.findings.plan.planner != "ddp"
+
+
+def test_it_ends_with_what_would_be_faster(hurried_trace):
+    """Of ways with the same batches, by what messages of the training have cost."""
+    large = hurried_trace.rescaled(parameter_scale=1000)
+    driven = scripted(large, lambda now: 1.0 if is_baseline(now) else 0.7, **APART)
+    found = driven.session.findings
+    *_, said = explanation(found, workers=4).split("\n")
+    (best, *_) = faster_with_same_batch(
+        found.trace, found.network, workers=4, than_s=found.predicted.iteration_s
+    )
+    assert said.startswith(f"Among other ways, predicted: {best.name} {best.step_s * 1e3:.1f} ms (")
+    assert said.endswith(f"; {best.name} by {best.code}.")
+    assert "precision=" in said
+
+
+def test_nothing_is_said_of_other_ways_where_none_is_faster(hurried_trace):
+    two_bytes = hurried_trace.rescaled(parameter_scale=1000).with_bytes_per_element(2)
+    driven = scripted(two_bytes, lambda now: 1.0 if is_baseline(now) else 0.7, **APART)
+    assert "other ways" not in explanation(driven.session.findings, workers=4)
 
 
 def test_random_courses_come_to_contests():

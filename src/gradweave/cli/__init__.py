@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gradweave.cli import bench, calibrate, demo, lab, plan, record, report, simulate
+from gradweave.cli import advise, bench, calibrate, demo, lab, plan, record, report, simulate
 from gradweave.errors import GradweaveError
 
 VERBS = {
+    "advise": advise,
     "bench": bench,
     "calibrate": calibrate,
     "demo": demo,

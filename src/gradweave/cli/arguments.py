@@ -19,21 +19,7 @@ from gradweave.vocabulary import Operation, Passes
 
 def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None:
     """Each may be a list: all combinations are meant."""
-    jobs = parser.add_argument_group("jobs", "several names or numbers are separated by commas")
-    _add_trace(jobs)
-    jobs.add_argument(
-        "--network",
-        required=True,
-        metavar="N",
-        type=names,
-        help="network files or shipped networks",
-    )
-    jobs.add_argument(
-        "--workers",
-        metavar="W",
-        type=worker_counts,
-        help="how many workers (default: as many as the network was measured with)",
-    )
+    jobs = _add_jobs(parser)
     jobs.add_argument(
         "--planner",
         metavar="P",
@@ -64,13 +50,38 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None
         help="topk:0.001, gtopk:0.001 (as in training) or gtopk-tree:0.001 (the paper's): the "
         "share of the elements that travels",
     )
+    _add_changes(parser)
+
+
+def add_models_on_networks(parser: argparse.ArgumentParser) -> None:
+    """Which models on which networks, for verbs that find the plans by themselves."""
+    _add_jobs(parser)
+    _add_changes(parser)
+
+
+def _add_jobs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    jobs = parser.add_argument_group("jobs", "several names or numbers are separated by commas")
+    _add_trace(jobs)
+    jobs.add_argument(
+        "--network",
+        required=True,
+        metavar="N",
+        type=names,
+        help="network files or shipped networks",
+    )
+    jobs.add_argument(
+        "--workers",
+        metavar="W",
+        type=worker_counts,
+        help="how many workers (default: as many as the network was measured with)",
+    )
     jobs.add_argument(
         "--selection",
         metavar="S",
         type=number(most=1),
         help="seconds per element to select what travels (default: what the network file says)",
     )
-    _add_changes(parser)
+    return jobs
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,16 +130,27 @@ def asked_traces(options: argparse.Namespace) -> list[Trace]:
     ]
 
 
+def asked_networks(options: argparse.Namespace) -> list[Network]:
+    """Changed as asked for."""
+    networks = [load_network(name) for name in options.network]
+    if options.selection is None:
+        return networks
+    return [replace(n, selection_s_per_element=options.selection) for n in networks]
+
+
+def asked_workers(options: argparse.Namespace, networks: Sequence[Network]) -> Sequence[int]:
+    counts: Sequence[int] | None = options.workers
+    return counts or _only_number_of_workers(networks)
+
+
 def asked_cases(options: argparse.Namespace) -> list[Case]:
     for name in options.planner:
         find_planner(name)  # before the first of many cases is computed for nothing
-    networks = [load_network(name) for name in options.network]
-    if options.selection is not None:
-        networks = [replace(n, selection_s_per_element=options.selection) for n in networks]
+    networks = asked_networks(options)
     return cases(
         asked_traces(options),
         networks,
-        workers=options.workers or _only_number_of_workers(networks),
+        workers=asked_workers(options, networks),
         planners=options.planner,
         collectives=options.collective,
         compression=options.compression,

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gradweave.advice import Advice
 from gradweave.simulation import Outcome
 
 Item = TypeVar("Item")
@@ -29,6 +30,9 @@ TEXT_COLUMNS = frozenset(
         "beside",
         "trace",
         "runtime",
+        "way",
+        "changes in results",
+        "switched on by",
     }
 )
 
@@ -47,7 +51,7 @@ def print_table(title: str, columns: Mapping[str, Sequence[str]]) -> None:
     Console(width=None if sys.stdout.isatty() else UNLIMITED_WIDTH).print(table)
 
 
-def note_extrapolations(outcomes: Iterable[Outcome]) -> None:
+def note_extrapolations(outcomes: Iterable[Outcome | Advice]) -> None:
     """One line on stderr for each curve that was asked beyond its last point."""
     for name, workers, limit in dict.fromkeys(
         (outcome.network, outcome.workers, outcome.extrapolated_from_bytes) for outcome in outcomes

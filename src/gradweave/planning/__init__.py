@@ -16,6 +16,9 @@ from gradweave.vocabulary import Operation, Passes, Spec, parse_bytes, parse_spe
 
 __all__ = [
     "BOTH_PASSES_COLLECTIVE",
+    "FOR_ROUNDED",
+    "FOR_SMALL_MESSAGES",
+    "FOR_TIERS",
     "OPERATIONS",
     "PLANNERS",
     "Merging",
@@ -32,6 +35,10 @@ OPERATIONS: Mapping[Passes, tuple[Operation, ...]] = {
 
 # gloo's own reduce-scatter is far from what links allow, so by default the halves go by ours.
 BOTH_PASSES_COLLECTIVE = "ring"
+
+# Beside the backend's own, what wrappers try by themselves: where it needs fewer start-ups, where
+# links have tiers, and where messages are rounded.
+FOR_SMALL_MESSAGES, FOR_TIERS, FOR_ROUNDED = "recursive-doubling", "blueconnect", "ring"
 
 # How many tensors each message takes, in backward order, when a message costs that much.
 Merging = Callable[[Trace, Cost], list[int]]

@@ -6,14 +6,19 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from gradweave.compression import WIRE_SHARES
 from gradweave.costs import Link
 from gradweave.network import Network
+from gradweave.planning import is_compressible
 from gradweave.report.folders import Folder
 from gradweave.timeline import Span, Timeline
 from gradweave.trace import Trace
 
 # Times of spans are written to the nanosecond: shorter files, and no clock is better.
 DIGITS = 9
+
+# What is left of a gradient's bytes on the wire, where it may be rounded; fp16 is as wide as bf16.
+WIRES = {"as it is": 1.0, "bf16": WIRE_SHARES["bf16"], "int8": WIRE_SHARES["int8"]}
 
 Places = Mapping[str, int]  # of each tensor in backward order
 
@@ -39,7 +44,7 @@ def ring_link(network: Network, workers: int) -> RingLink:
 
 
 def document(folders: Sequence[Folder]) -> dict[str, Any]:
-    return {"runs": [_run(folder) for folder in folders]}
+    return {"runs": [_run(folder) for folder in folders], "wires": WIRES}
 
 
 def _run(folder: Folder) -> dict[str, Any]:
@@ -52,6 +57,7 @@ def _run(folder: Folder) -> dict[str, Any]:
         "trace": trace.name,
         "workers": folder.workers,
         "link": asdict(ring_link(run.network, folder.workers).link),
+        "is_compressible": is_compressible(trace),
         "tensors": _tensors(trace),
         "runtimes": [
             {

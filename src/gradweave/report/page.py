@@ -16,10 +16,12 @@ import jinja2
 from markupsafe import Markup
 from msgspec import Struct
 
+from gradweave.advice import Option, advise
 from gradweave.costs import flat
+from gradweave.errors import UnknownCost
 from gradweave.network import Network
 from gradweave.report import charts
-from gradweave.report.document import document, ring_link
+from gradweave.report.document import WIRES, document, ring_link
 from gradweave.report.folders import Folder
 from gradweave.results import Result
 from gradweave.simulation import PAPER_WORKERS, Outcome, cases, run
@@ -69,6 +71,7 @@ def make_page(folders: Sequence[Folder]) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(_asset("page.html")).render(
         runs=[_run(folder) for folder in folders],
+        wires=list(WIRES),
         data=_embedded(document(folders)),
         style=Markup(style),  # noqa: S704 our own file
         script=Markup(script),  # noqa: S704 our own files
@@ -106,6 +109,7 @@ def _run(folder: Folder) -> dict[str, Any]:
         "scaling": _scaling(folder),
         "calibration": _calibration(folder),
         "losses": _losses(folder),
+        "advice": _advice(folder),
         "compared": any(row.speedup is not None for row in rows),
         "rows": [_numbers(row) for row in rows],
         "runtimes": [
@@ -154,6 +158,31 @@ def _losses(folder: Folder) -> list[Chart]:
     if losses is None:
         return []
     return [_chart(partial(charts.loss_curves, losses, over)) for over in ("steps", "wall_s")]
+
+
+def _advice(folder: Folder) -> dict[str, Any]:
+    """What else could be done, and why the first is first; or why nothing is known about that."""
+    try:
+        advice = advise(folder.run.trace, folder.run.network, workers=folder.workers)
+    except UnknownCost as error:
+        return {"why": f"Nothing can be compared: {error}.", "options": [], "unpriced": []}
+    return {
+        "why": advice.why,
+        "options": [_advised(option) for option in advice.options],
+        "unpriced": advice.unpriced,
+    }
+
+
+def _advised(option: Option) -> dict[str, str]:
+    return {
+        "name": option.name,
+        "step": _ms(option.step_s),
+        "samples": f"{option.samples_per_s:,.0f}",
+        "gain": f"{option.gain:.2f}x",
+        "memory": f"{option.memory_bytes / 1e6:,.0f}",
+        "changes": option.changes,
+        "code": option.code,
+    }
 
 
 def _headline(rows: Sequence[Result]) -> str:

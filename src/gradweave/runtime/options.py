@@ -15,7 +15,13 @@ from gradweave.comm.small_messages import gather_text, group_device
 from gradweave.compression import KEEPS_ERRORS, ROUNDING_NAMES, Compression, RoundingName
 from gradweave.errors import RequestError
 from gradweave.plan import Plan
-from gradweave.planning import WITHOUT_OVERLAP, find_planner
+from gradweave.planning import (
+    FOR_ROUNDED,
+    FOR_SMALL_MESSAGES,
+    FOR_TIERS,
+    WITHOUT_OVERLAP,
+    find_planner,
+)
 from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.sparse.settings import GTopK, Sparse
 from gradweave.sparse.warmup import PAPER_DENSITY
@@ -24,7 +30,6 @@ from gradweave.travel import Travel
 from gradweave.vocabulary import parse_spec
 
 AUTO = "auto"
-FOR_SMALL_MESSAGES, FOR_TIERS, FOR_ROUNDED = "recursive-doubling", "blueconnect", "ring"
 # What planning may change about results: nothing but the order of sums; roundings; everything.
 EXACT, ROUNDED, SPARSE = "exact", "rounded", "sparse"
 PRECISIONS = (EXACT, ROUNDED, SPARSE, *ROUNDING_NAMES)

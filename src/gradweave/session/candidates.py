@@ -10,7 +10,7 @@ from gradweave.compression import Compression
 from gradweave.network import Network
 from gradweave.plan import Plan, merge
 from gradweave.planning import make_plan
-from gradweave.planning.baselines import closed_at
+from gradweave.planning.baselines import UNIFORM_MIB, closed_at
 from gradweave.planning.joint import plan_among
 from gradweave.simulation import simulate
 from gradweave.trace import Trace
@@ -19,8 +19,6 @@ from gradweave.vocabulary import MIB, Passes
 
 # Fewer messages than the optimum, for where the model is wrong about what one costs.
 TOLERANCES = (0.05, 0.25)
-# What a patient user would try for `bucket_cap_mb`; the best of them by the model is a candidate.
-UNIFORM_MIB = (0.5, 1, 2, 4, 6, 8, 12, 16, 25, 35, 50, 75, 100)
 # Another way than the backend's own must be better by this share: it runs on our thread.
 WORTH_A_THREAD = 0.10
 

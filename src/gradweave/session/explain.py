@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gradweave.advice import Option, faster_with_same_batch
 from gradweave.network import CollectiveCost, Network
 from gradweave.plan import Plan
 from gradweave.session.commands import (
@@ -19,11 +20,14 @@ from gradweave.session.trials import Trial
 from gradweave.simulation import simulate
 from gradweave.trace import Trace
 
+# More would not be read.
+MOST_OTHER_WAYS = 3
+
 
 def explanation(found: Findings, *, workers: int, baseline: str = "torch's own buckets") -> str:
     """Say how messages travel and why so; ``baseline`` is what travels without a plan."""
     worth = [] if found.worth is None else [str(found.worth)]
-    return "\n".join([*_how(found, workers, baseline), *worth])
+    return "\n".join([*_how(found, workers, baseline), *worth, *_other_ways(found, workers)])
 
 
 def _how(found: Findings, workers: int, baseline: str) -> list[str]:
@@ -126,6 +130,28 @@ def _cost(found: Findings) -> list[str]:
 
 def _kept(found: Findings, baseline: str) -> list[str]:
     return [] if found.note is None else [f"{_sentence(baseline)} stay: {found.note}."]
+
+
+def _other_ways(found: Findings, workers: int) -> list[str]:
+    """What would be faster by what is known of the network, and how to switch the fastest on.
+
+    Nothing where that was said already, as a verdict on compression, and beside both passes, which
+    is such a way itself.
+    """
+    trace, network, now = found.trace, found.network, found.predicted
+    if found.stage is not Stage.SETTLED or trace is None or network is None or now is None:
+        return []
+    if found.worth is not None or (found.plan is not None and found.plan.passes == "both"):
+        return []
+    faster = faster_with_same_batch(trace, network, workers=workers, than_s=now.iteration_s)
+    if not faster:
+        return []
+    said = ", ".join(map(_said, faster[:MOST_OTHER_WAYS]))
+    return [f"Among other ways, predicted: {said}; {faster[0].name} by {faster[0].code}."]
+
+
+def _said(option: Option) -> str:
+    return f"{option.name} {option.step_s * 1e3:.1f} ms ({option.gain:.2f}x, {option.changes})"
 
 
 def _sentence(text: str) -> str:

@@ -117,5 +117,5 @@ document.querySelectorAll("section.run").forEach((section, place) => {
   drawTimelines(section, report.runs[place]);
   drawPlans(section, report.runs[place]);
 });
-new WhatIf(document.getElementById("what-if"), report.runs);
+new WhatIf(document.getElementById("what-if"), report);
 document.documentElement.dataset.ready = "true";

@@ -32,6 +32,11 @@ function ringLine(link, workers) {
   };
 }
 
+/** What a message costs of whose bytes this share is sent. */
+function onWire(line, share) {
+  return { startup_s: line.startup_s, s_per_byte: share * line.s_per_byte };
+}
+
 /** A bucket closes as soon as it holds 1 MiB, later ones 25 MiB. */
 function torchDefault(trace) {
   const lengths = [];

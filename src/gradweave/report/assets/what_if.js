@@ -35,12 +35,15 @@ function listScale(values, start) {
 }
 
 class WhatIf {
-  constructor(section, runs) {
+  /** `wires` says what is left of a gradient's bytes on the wire, by how it is rounded. */
+  constructor(section, { runs, wires }) {
     this.section = section;
     this.runs = runs;
+    this.wires = wires;
     this.comparison = section.querySelector(".comparison");
     this.choice = section.querySelector("[name=run]");
     this.planner = section.querySelector("[name=planner]");
+    this.wire = section.querySelector("[name=wire]");
     this.inputs = Object.fromEntries(
       ["workers", "bandwidth", "latency", "speed"].map((name) => [
         name,
@@ -53,6 +56,7 @@ class WhatIf {
       input.addEventListener("input", () => this.later());
     }
     this.planner.addEventListener("change", () => this.later());
+    this.wire.addEventListener("change", () => this.later());
     this.choice.addEventListener("change", () => this.start());
     section.querySelector("[name=reset]").addEventListener("click", () => this.start());
     this.start();
@@ -72,6 +76,8 @@ class WhatIf {
       input.max = this.scales[name].last;
       input.value = this.scales[name].position;
     }
+    this.wire.selectedIndex = 0;
+    this.wire.disabled = !this.run.is_compressible;
     const place = this.section.querySelector(".gantt");
     place.replaceChildren();
     this.gantt = new Gantt(place, this.run.tensors, "predicted timeline");
@@ -97,7 +103,7 @@ class WhatIf {
       sum_s_per_byte: this.run.link.sum_s_per_byte,
     };
     const trace = atSpeed(this.run.tensors, this.setting("speed"));
-    const line = ringLine(link, workers);
+    const line = onWire(ringLine(link, workers), this.wires[this.wire.value]);
     const outcomes = Object.entries(PLANNERS).map(([name, plan]) => {
       const lengths = plan(trace, line);
       return { name, lengths, ...simulate(trace, lengths, line, workers) };
@@ -152,7 +158,7 @@ class WhatIf {
     const messages = outcome.messages.map((message, bucket) => ({
       ...message,
       bucket,
-      label: "all-reduce by ring",
+      label: this.wire.selectedIndex === 0 ? "all-reduce by ring" : `${this.wire.value} all-reduce by ring`,
     }));
     const timeline = completeTimeline(blocks, messages);
     const exposed = milliseconds(totalLength(timeline.exposed));
