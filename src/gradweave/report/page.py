@@ -46,6 +46,7 @@ EXPLAINED = {
     "single": "all gradients in one message",
     "fixed": "buckets of one size",
     "ddp": "buckets as torch makes them",
+    "inductor": "buckets as torch's compiler makes them: as many gradients as fit into 2000 MiB",
     "mgwfbp": "merged by the rule of the MG-WFBP papers",
     "optimal": "merged by the exact planner",
     "sharded": "gradients scattered beside backward, parameters gathered beside the next forward",
