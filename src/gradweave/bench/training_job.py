@@ -12,9 +12,11 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from gradweave.bench.jobs import answer, asked
+from gradweave.bench.peers import computing_s
 from gradweave.bench.ranks import default_group
-from gradweave.bench.runtimes import CPU, Trainee, running
-from gradweave.bench.training import OURS, Case, TrainingAnswer, TrainingQuestion
+from gradweave.bench.runtimes import running
+from gradweave.bench.trainee import CPU, Trainee
+from gradweave.bench.training import OURS, Case, TrainingAnswer, TrainingQuestion, computes
 from gradweave.comm.small_messages import largest
 from gradweave.errors import RequestError
 from gradweave.runs import Prediction
@@ -37,7 +39,7 @@ def found_by_itself(trainee: Trainee) -> Prediction:
 
 def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingAnswer:
     taken_s = []
-    with running(case, trainee, noting=case.noting) as run:
+    with running(case, trainee) as run:
         for _ in range(question.warmup):
             run.step()
         correct = run.is_correct()
@@ -54,7 +56,7 @@ def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingA
 def timelines(case: Case, trainee: Trainee, question: TrainingQuestion) -> list[Timeline]:
     """Of all ranks, in the iteration that took rank 0 the median time; of some runtimes none."""
     found = []
-    with running(case, trainee, noting=True) as run:
+    with running(replace(case, noting=True), trainee) as run:
         for number in range(question.warmup + TIMELINE_ITERATIONS):
             run.step()
             if number >= question.warmup and (noted := run.timelines()):
@@ -72,6 +74,9 @@ def answers(question: TrainingQuestion, group: dist.ProcessGroup) -> Iterator[Tr
             prediction = found_by_itself(trainee)
             cases[number] = replace(case, plan=prediction.plan)
             yield TrainingAnswer(runtime=OURS, prediction=prediction)
+        elif computes(case.runtime):
+            taken_s = computing_s(case, trainee)
+            yield TrainingAnswer(runtime=case.runtime, computing_s=tuple(taken_s))
     for _ in range(question.repeats):
         for case in cases:
             yield timed(case, trainee, question)
