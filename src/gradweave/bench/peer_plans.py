@@ -40,14 +40,12 @@ class Peer(NamedTuple):
     """A runtime of torch's.
 
     ``plan`` merges by the planner it is given, or by its own. ``predict`` is also told what its
-    ranks compute for each bucket, where ``computes`` says that they find out before it runs.
-    ``ways`` are what a calibration has to time.
+    ranks compute for each bucket, if it ``computes``. ``ways`` are what a calibration has to time.
     """
 
     plan: Callable[[Job, str], Plan]
     predict: Callable[[Job, Plan, Sequence[float]], Timeline]
     ways: tuple[Way, ...] = (NATIVE,)
-    computes: bool = False
 
 
 def family(runtime: str) -> str:
@@ -59,6 +57,11 @@ def is_tuned(runtime: str) -> bool:
     """Whether its bucket_cap_mb is found by trying."""
     name = parse_spec(runtime).name
     return name.endswith(SWEPT) and family(name) in TUNABLE
+
+
+def computes(runtime: str) -> bool:
+    """Whether ranks have to find out what they compute for each bucket before it is predicted."""
+    return family(runtime) == POWER_SGD
 
 
 def find_peer(runtime: str) -> Peer | None:
@@ -106,7 +109,7 @@ def _rounded(compression: Compression) -> Way:
 
 def _power_sgd(spec: Spec) -> Peer:
     rank = power_sgd_rank(str(spec))
-    return Peer(_natively, partial(_low_ranks, rank), computes=True)
+    return Peer(_natively, partial(_low_ranks, rank))
 
 
 def _zero(spec: Spec) -> Peer:

@@ -22,12 +22,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.bench.buckets import bucket_bytes, check_buckets
-from gradweave.bench.peer_plans import POWER_SGD, TORCH, family, power_sgd_rank
+from gradweave.bench.peer_plans import POWER_SGD, TORCH, power_sgd_rank
 from gradweave.bench.trainee import BATCH, CPU, Running, Seen, Trainee, is_filled
 from gradweave.bench.training import Case
 from gradweave.comm.small_messages import largest
@@ -40,7 +39,8 @@ Hook = Callable[[Any, Any], Sent]
 
 # The earliest that torch allows: it compresses from the third step on.
 POWER_SGD_BEGINS = 2
-# All gradients of a replayed tensor are equal, so a matrix has one direction and the others vanish.
+# All gradients of a replayed tensor are equal, so its matrix has one direction and others vanish:
+# this is what torch recommends for them.
 POWER_SGD_EPSILON = 1e-8
 COMPUTED_STEPS = 3
 
@@ -110,16 +110,19 @@ def _power_sgd(case: Case, trainee: Trainee) -> Iterator[Running]:
 
 
 def computing_s(case: Case, trainee: Trainee) -> list[float]:
-    """What a hook computes for each bucket, on the slowest rank; nothing where it only sends.
+    """What PowerSGD computes for each bucket, on the slowest rank.
 
     Each rank is by itself here, so no message takes any time, and all compute at once.
     """
-    if family(case.runtime) != POWER_SGD:
-        return []
     alone = unlisted_gloo_group(HashStore(), rank=0, ranks=1, timeout=None)
     with ThreadPoolExecutor(1) as thread:
         state = _InTurn(_power_sgd_state(case, alone), thread)
-        ddp = TorchDDP(trainee.model, process_group=alone, init_sync=False)
+        ddp = TorchDDP(
+            trainee.model,
+            process_group=alone,
+            init_sync=False,
+            bucket_cap_mb=case.bucket_cap_mb,
+        )
         ddp.register_comm_hook(state, _in_turn)
         while not state.is_compressing:
             trainee.iterate(ddp, None)
@@ -179,6 +182,9 @@ def _in_turn(
 @contextmanager
 def _zero(case: Case, trainee: Trainee) -> Iterator[Running]:
     """Every rank updates a share of the parameters, and broadcasts it in one message."""
+    # It compiles what nobody needs here, which takes a second and warns.
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415
+
     before = [(parameter, parameter.data) for parameter in trainee.model.parameters()]
     zero = ZeroRedundancyOptimizer(
         trainee.model.parameters(),
@@ -251,7 +257,7 @@ def _fsdp2(case: Case, trainee: Trainee) -> Iterator[Running]:
         for group in model.groups:
             assert isinstance(group, FSDPModule)
             group.unshard()
-            total += sum(float(parameter.double().sum()) for parameter in group.parameters())
+            total += sum(float(p.detach().double().sum()) for p in group.parameters())
             is_gathered += [bool(parameter.all()) for parameter in group.parameters()]
             group.reshard()
         return trainee.is_alike(total) and trainee.on_all(is_averaged, *is_gathered)
@@ -282,9 +288,10 @@ class _Noted:
         return work
 
 
+# torch 2.13 has new names for them, and warns of the old ones.
 MESSAGES: Mapping[Operation, Callable[..., dist.Work | None]] = {
-    "all-gather": dist.all_gather_into_tensor,
-    "reduce-scatter": dist.reduce_scatter_tensor,
+    "all-gather": getattr(dist, "all_gather_single", dist.all_gather_into_tensor),
+    "reduce-scatter": getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor),
 }
 
 

@@ -16,6 +16,7 @@ from gradweave.bench.peer_plans import (
     TORCH,
     TUNABLE,
     Job,
+    computes,
     find_peer,
     is_tuned,
 )
@@ -243,12 +244,6 @@ def _planner(runtime: str) -> str:
     if name in {NOTING, SHARDED}:
         return argument or "optimal"
     return runtime
-
-
-def computes(runtime: str) -> bool:
-    """Whether its ranks have to find out what they compute beside messages, to predict it."""
-    peer = find_peer(runtime)
-    return peer is not None and peer.computes
 
 
 def _predicted(runtime: str, plan: Plan, job: Job, computing_s: Sequence[float]) -> Timeline:

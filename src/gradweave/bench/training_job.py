@@ -12,11 +12,12 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from gradweave.bench.jobs import answer, asked
+from gradweave.bench.peer_plans import computes
 from gradweave.bench.peers import computing_s
 from gradweave.bench.ranks import default_group
 from gradweave.bench.runtimes import running
 from gradweave.bench.trainee import CPU, Trainee
-from gradweave.bench.training import OURS, Case, TrainingAnswer, TrainingQuestion, computes
+from gradweave.bench.training import OURS, Case, TrainingAnswer, TrainingQuestion
 from gradweave.comm.small_messages import largest
 from gradweave.errors import RequestError
 from gradweave.runs import Prediction
