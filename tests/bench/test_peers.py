@@ -126,7 +126,7 @@ def test_gradients_under_each_of_them(tmp_path):
     for runtime, (is_correct, gradients) in ranks[0].items():
         assert is_correct, runtime
         if runtime == "powersgd:2":
-            # These matrices have rank one, and rounding makes torch's second direction from nothing.
+            # These matrices have one direction; torch makes the second from rounding errors.
             assert all(map(isfinite, gradients))
         elif runtime.startswith("powersgd"):
             assert gradients == pytest.approx([3.0] * len(gradients), rel=1e-3), runtime

@@ -41,6 +41,13 @@ BASELINE = "torch-ddp"
 EXPLAINED = {
     "torch-ddp": "torch as it comes: a first bucket of 1 MiB, then of 25 MiB",
     "torch-ddp-tuned": "torch with its best bucket size, found by trying",
+    "torch-fp16": "torch with its hook that rounds gradients to fp16",
+    "torch-fp16-tuned": "torch with its hook for fp16 and the best bucket size for it",
+    "torch-bf16": "torch with its hook that rounds gradients to bf16",
+    "torch-bf16-tuned": "torch with its hook for bf16 and the best bucket size for it",
+    "powersgd": "torch with its hook for PowerSGD: matrices as products of thin ones",
+    "zero": "torch, and its ZeRO: each worker updates a share of the parameters and broadcasts it",
+    "fsdp2": "torch's fully_shard: parameters gathered for each pass, gradients scattered",
     "naive": "each gradient by itself, after backward has ended",
     "wfbp": "each gradient by itself, as soon as it is ready",
     "single": "all gradients in one message",
