@@ -23,8 +23,9 @@ from regret_cases import CASES, STEPS, Case
 from regret_page import Everything, Measured, draw, page
 
 from gradweave import files
+from gradweave.bench.peer_plans import TORCH, TUNED
 from gradweave.bench.regret import CACHED, RUNTIMES, RegretQuestion, Turn, train_in_turn
-from gradweave.bench.training import OURS, TORCH, TUNED
+from gradweave.bench.training import OURS
 from gradweave.errors import GradweaveError, LabError
 from gradweave.lab import Cluster, ClusterSpec
 

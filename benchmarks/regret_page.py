@@ -8,6 +8,7 @@ from statistics import median
 import altair as alt
 from msgspec import Struct
 
+from gradweave.bench.peer_plans import TORCH, TUNED
 from gradweave.bench.regret import (
     CACHED,
     RUNTIMES,
@@ -18,7 +19,7 @@ from gradweave.bench.regret import (
     ratio_of_first,
     worst_stretch,
 )
-from gradweave.bench.training import OURS, TORCH, TUNED
+from gradweave.bench.training import OURS
 from gradweave.session.findings import Stage
 
 # What people wait for before they judge.

@@ -28,6 +28,13 @@ WIRE_SHARES: Mapping[RoundingName, float] = {
 KEEPS_ERRORS: frozenset[RoundingName] = frozenset({"int8"})
 DEFAULT_DENSITY = 0.001
 
+# What planning may change about results: nothing but the order of sums; what messages are rounded
+# to; which elements travel. Or one rounding for all messages.
+EXACT, ROUNDED, SPARSE = "exact", "rounded", "sparse"
+PRECISIONS = (EXACT, ROUNDED, SPARSE, *ROUNDING_NAMES)
+# What plans may round to where they may choose. float16 has no range for what bfloat16 sends.
+ROUNDED_TO: tuple[RoundingName, ...] = ("bf16", "int8")
+
 
 class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All elements travel, rounded; or only the share ``density`` of them does, as it is.
@@ -61,6 +68,11 @@ class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def exchange(self) -> ExchangeName:
         """How the largest are exchanged; only where elements are thinned out."""
         return next(name for name in EXCHANGE_NAMES if name == self.method)
+
+
+def check_precision(name: str) -> None:
+    if name not in PRECISIONS:
+        raise RequestError(f"no precision {name!r}; there are {', '.join(PRECISIONS)}")
 
 
 def parse_compression(text: str) -> Compression:

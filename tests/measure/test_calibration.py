@@ -1,16 +1,20 @@
 """Calibrating real groups of threads: what comes out is whole, alike on all ranks, and usable."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from ranks import on_threads
 
-from gradweave import CollectiveCost, Curve, RequestError, files, make_plan
+from gradweave import CollectiveCost, Compression, Curve, RequestError, files, make_plan
 from gradweave.collectives import ways
 from gradweave.comm import Communicator
+from gradweave.comm.lanes import Lanes
 from gradweave.costs import Links
 from gradweave.measure.load import computing
-from gradweave.measure.network import calibrate
+from gradweave.measure.network import calibrate, send_in_turn
 from gradweave.network import Network
+from gradweave.vocabulary import Way
 
 
 def calibrated(group, options):
@@ -83,6 +87,29 @@ def refused(group, options):
     with pytest.raises(RequestError) as caught:
         calibrate(group, name="here", **options)
     return str(caught.value)
+
+
+def test_rounded_messages_are_timed_by_themselves():
+    rounded = [Way("all-reduce", name) for name in ("native", "native+fp16", "native+bf16")]
+    network = on_ranks(2, ways=rounded, beside={"nothing": nullcontext})
+    assert [c.collective for c in network.costs] == ["native", "native+fp16", "native+bf16"]
+    assert network.collectives == ("native",)
+    cost = network.cost("all-reduce", "native", workers=2, compression=Compression(method="fp16"))
+    assert cost == network.costs[1].cost
+
+
+def averaged(group, way):
+    message = torch.full((5,), 2.0 * group.rank())
+    send_in_turn(Communicator(group), Lanes(()), way, [message])
+    return message.tolist()
+
+
+@pytest.mark.parametrize("rounding", ["fp16", "bf16"])
+def test_rounded_messages_are_means_as_torchs_hooks_make_them(rounding):
+    assert (
+        on_threads(3, averaged, Way("all-reduce", f"native+{rounding}"))
+        == [pytest.approx([2.0] * 5, rel=0.01)] * 3
+    )
 
 
 def test_what_cannot_be_calibrated():

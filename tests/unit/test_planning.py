@@ -204,6 +204,9 @@ def test_mgwfbp_plans_on_the_fitted_line_of_a_curve(trace, curve):
         ("fixed:400B", [1, 2]),  # c alone has 400 bytes and closes its bucket
         ("fixed:401B", [2, 1]),
         ("ddp", [3]),
+        ("inductor", [3]),
+        ("inductor:404B", [2, 1]),  # a alone is too large for any bucket, and has its own
+        ("inductor:403B", [1, 1, 1]),
     ],
 )
 def test_baselines(planner, lengths, small_trace, linked_network):
@@ -218,6 +221,12 @@ def test_ddp_buckets_have_a_small_first_one():
     sizes = np.add.reduceat(trace.nbytes, np.cumsum((0, *plan.lengths))[:-1])
     assert 2**20 <= sizes[0] < 2**20 + trace.nbytes.max()
     assert all(size >= 25 * 2**20 for size in sizes[1:-1])
+
+
+def test_a_compiler_does_not_mix_types(small_trace, linked_network):
+    c, b, a = small_trace.tensors
+    mixed = replace(small_trace, tensors=(c, b, replace(a, bytes_per_element=2)))
+    assert make_plan(mixed, linked_network, workers=2, planner="inductor").lengths == (2, 1)
 
 
 @pytest.mark.parametrize("collective", ["parameter-server", "parameter-server:3"])
@@ -264,6 +273,7 @@ def test_a_measured_curve_is_planned_better_on_the_curve_than_on_its_line():
         ("fixed", "needs a size, such as fixed:25MiB"),
         ("fixed:big", "'big' is not a size"),
         ("fixed:0", "at least one byte"),
+        ("inductor:big", "'big' is not a size"),
         ("optimal:-1", "tolerance from 0 to 1"),
         ("optimal:nan", "tolerance from 0 to 1"),
         ("optimal:1e308", "tolerance from 0 to 1"),

@@ -80,6 +80,25 @@ def test_a_late_host_catches_up():
     assert timer.time_s == 103.0  # not 103.75
 
 
+def test_a_group_that_waits_for_its_parameters_delays_what_follows():
+    timer = Scripted()
+    trace = made(
+        tensor("c", ready_s=1.0), tensor("b", ready_s=2.5), tensor("a", ready_s=4.0, forward_s=1.0)
+    )
+    model = Replay(trace, timer=timer, gradient=2.0).in_groups([2, 1])
+    loss = model(BATCH)
+    assert timer.time_s == 102.0
+    first, last = model.groups
+    first.register_forward_pre_hook(lambda *_: timer.wait_until(timer.time_s + 8.0))
+    last.register_full_backward_hook(lambda *_: timer.wait_until(timer.time_s + 16.0))
+    loss.backward()
+    assert timer.time_s == 106.0
+    model(BATCH).backward()
+    assert timer.time_s == 106.0 + 8.0 + 2.0 + 2.5 + 16.0 + 1.5
+    assert [len(list(group.parameters())) for group in model.groups] == [1, 2]
+    assert all((p.grad == 4.0).all() for p in model.parameters())  # of two passes
+
+
 def test_names_keep_their_dots_and_sizes_their_width():
     model = Replay(
         made(

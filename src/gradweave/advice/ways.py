@@ -7,7 +7,7 @@ from functools import partial
 from msgspec import Struct
 
 from gradweave.advice.job import Job, Planned
-from gradweave.compression import DEFAULT_DENSITY, Compression, RoundingName
+from gradweave.compression import DEFAULT_DENSITY, ROUNDED_TO, Compression, RoundingName
 from gradweave.errors import RequestError
 from gradweave.plan import Plan
 from gradweave.trace import Trace
@@ -16,7 +16,6 @@ from gradweave.vocabulary import MIB, parse_spec
 TORCH = "torch.nn.parallel.DistributedDataParallel"
 OURS, SHARDED = "gradweave.DistributedDataParallel", "gradweave.ShardedDataParallel"
 
-ROUNDED: tuple[RoundingName | None, ...] = (None, "bf16", "int8")
 SPARSE = Compression(method="gtopk", density=DEFAULT_DENSITY)
 
 
@@ -175,7 +174,7 @@ WAYS: Mapping[str, Callable[[Job], Way]] = {
     "exact": _exact,
     "torch-ddp-tuned": _torch_best_cap,
     "both-passes": _both_passes,
-    "rounded": partial(_rounded, precision="rounded", roundings=ROUNDED),
+    "rounded": partial(_rounded, precision="rounded", roundings=(None, *ROUNDED_TO)),
     "bf16": partial(_rounded, precision="bf16", roundings=("bf16",)),
     "int8": partial(_rounded, precision="int8", roundings=("int8",)),
     "sparse": _sparse,

@@ -11,9 +11,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.bench.jobs import answer, asked
+from gradweave.bench.peer_plans import TORCH
 from gradweave.bench.ranks import default_group
 from gradweave.bench.real_training import RealAnswer, RealQuestion
-from gradweave.bench.training import OURS, SHARDED, TORCH
+from gradweave.bench.training import OURS, SHARDED
 from gradweave.planning.bsp import find_loop
 from gradweave.results import LossSeries
 from gradweave.runtime.bsp import LOOPS

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from gradweave.bench.jobs import ask
-from gradweave.bench.training import OURS, TORCH, TUNED
+from gradweave.bench.peer_plans import TORCH, TUNED
+from gradweave.bench.training import OURS
 from gradweave.lab import Cluster
 from gradweave.trace import Trace
 

@@ -19,14 +19,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.bench.jobs import answer, asked
+from gradweave.bench.peer_plans import TUNED
 from gradweave.bench.ranks import default_group
 from gradweave.bench.regret import CACHED, RealWork, RegretQuestion, StageBegin, Turn
-from gradweave.bench.runtimes import BATCH, CPU
+from gradweave.bench.trainee import BATCH, CPU
 from gradweave.bench.training import (
     OURS,
     SWEEP_ITERATIONS,
     SWEEP_REPEATS,
-    TUNED,
     swept_caps_mb,
 )
 from gradweave.comm.small_messages import largest

@@ -4,144 +4,69 @@ No runtime updates weights: an accelerator does that in no time, and these cores
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.bench.buckets import bucket_bytes, check_buckets
-from gradweave.bench.training import COMPUTE, SHARDED, TORCH, Case
-from gradweave.comm.groups import same_ranks
-from gradweave.comm.lanes import LANES
-from gradweave.comm.small_messages import largest
-from gradweave.measure.alignment import clock_offset_s
-from gradweave.measure.spans import SpanRecorder, aligned_timelines, watch
+from gradweave.bench.peer_plans import family
+from gradweave.bench.peers import PEERS, Runner
+from gradweave.bench.trainee import BATCH, Running, Seen, Trainee, is_filled
+from gradweave.bench.training import SHARDED, Case
+from gradweave.compression import EXACT, ROUNDED, SPARSE
+from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
 from gradweave.planning import bsp
 from gradweave.runtime.bsp import LOOPS, ROOT
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.runtime.sharded import ShardedDataParallel
 from gradweave.sparse.settings import settings_for
-from gradweave.timeline import Timeline
-from gradweave.vocabulary import parse_spec
 
-BATCH = torch.zeros(1)
-CPU = torch.device("cpu")
-
-
-class Trainee:
-    """A model whose gradients on rank r are P (r + 1), so that their mean is exact."""
-
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
-        self.model, self.group = model, group
-        self.clock_offset_s = clock_offset_s(group)
-        # For all wrappers, one after the other: making one takes a while.
-        self.own_groups = [same_ranks(group) for _ in range(LANES)]
-        self.names = {parameter: name for name, parameter in model.named_parameters()}
-        self.bytes_of = {name: parameter.nbytes for parameter, name in self.names.items()}
-
-    def iterate(
-        self, forward: Callable[[torch.Tensor], torch.Tensor], recorder: SpanRecorder | None
-    ) -> None:
-        self.model.zero_grad()
-        if recorder is not None:
-            recorder.begin()
-        loss = forward(BATCH)
-        if recorder is not None:
-            recorder.backward()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if recorder is not None and forward is self.model:
-            recorder.ready()
-
-    @property
-    def mean(self) -> float:
-        return self.group.size() * (self.group.size() + 1) / 2
-
-    def gradients_are(self, expected: float) -> bool:
-        return self.on_all(*(_is_filled(p.grad, expected) for p in self.model.parameters()))
-
-    def gradients_are_alike(self) -> bool:
-        """On all ranks, and not zero."""
-        return self.is_alike(
-            sum(
-                float(parameter.grad.double().sum())
-                for parameter in self.model.parameters()
-                if parameter.grad is not None
-            )
-        )
-
-    def on_all(self, *holds: bool) -> bool:
-        wrong = not all(holds)
-        return largest(self.group, [float(wrong)], device=CPU) == [0.0]
-
-    def is_alike(self, total: float) -> bool:
-        most, negated_least = largest(self.group, [total, -total], device=CPU)
-        return most == -negated_least != 0.0
-
-
-class Running(NamedTuple):
-    """One iteration of a case, to be called again and again, and how the last one went.
-
-    All ranks must ask for ``timelines``, which are those of all of them or none, and for
-    ``is_correct``.
-    """
-
-    step: Callable[[], None]
-    timelines: Callable[[], list[Timeline]]
-    is_correct: Callable[[], bool]
+# Of what gradients are, for they are the same everywhere: a few roundings to bf16, or to 8 bits.
+ROUNDED_WITHIN = 0.02
 
 
 @contextmanager
-def running(case: Case, trainee: Trainee, *, noting: bool = False) -> Iterator[Running]:
-    """``noting``: with a timeline."""
-    plan = case.plan
-    if plan is None:
-        assert case.runtime == COMPUTE
-        yield _computing(trainee, noting=noting)
-    elif parse_spec(case.runtime).name == SHARDED:
-        yield _sharded(plan, trainee, noting=noting)
-    elif parse_spec(case.runtime).name in LOOPS:
-        with _looping(case.runtime, trainee) as loop:
-            yield loop
-    elif not plan.overlap:
-        yield _after_backward(plan, trainee, noting=noting)
-    elif case.runtime == TORCH or case.bucket_cap_mb is not None:
-        with _torchs(plan, trainee, case.bucket_cap_mb, noting=noting) as torchs:
-            yield torchs
-    else:
-        with _ours(plan, trainee, noting=noting) as ours:
-            yield ours
+def running(case: Case, trainee: Trainee) -> Iterator[Running]:
+    runner = _computing if case.plan is None else RUNTIMES.get(family(case.runtime), _planned)
+    with runner(case, trainee) as run:
+        yield run
 
 
-def _recorder(trainee: Trainee) -> tuple[SpanRecorder, Callable[[], list[Timeline]]]:
-    recorder = SpanRecorder(trainee.names)
-    return recorder, partial(aligned_timelines, recorder, trainee.group, trainee.clock_offset_s)
-
-
-def _computing(trainee: Trainee, *, noting: bool) -> Running:
-    recorder, timelines = _recorder(trainee)
+@contextmanager
+def _computing(case: Case, trainee: Trainee) -> Iterator[Running]:
+    recorder = trainee.recorder()
     own = trainee.group.size() * (trainee.group.rank() + 1)
-    return Running(
-        partial(trainee.iterate, trainee.model, recorder if noting else None),
-        timelines,
+    yield Running(
+        partial(trainee.iterate, trainee.model, recorder if case.noting else None),
+        partial(trainee.timelines, recorder),
         partial(trainee.gradients_are, own),
     )
 
 
-def _after_backward(plan: Plan, trainee: Trainee, *, noting: bool) -> Running:
-    recorder, timelines = _recorder(trainee)
-    noted = recorder if noting else None
+@contextmanager
+def _planned(case: Case, trainee: Trainee) -> Iterator[Running]:
+    """What a planner has planned."""
+    if not case.planned.overlap:
+        yield _after_backward(case, trainee)
+        return
+    with _ours(case, trainee) as ours:
+        yield ours
+
+
+def _after_backward(case: Case, trainee: Trainee) -> Running:
+    recorder = trainee.recorder()
+    noted = recorder if case.noting else None
 
     def step() -> None:
         trainee.iterate(trainee.model, noted)
-        _average(plan, trainee, noted)
+        _average(case.planned, trainee, noted)
 
-    return Running(step, timelines, partial(trainee.gradients_are, trainee.mean))
+    return Running(
+        step, partial(trainee.timelines, recorder), partial(trainee.gradients_are, trainee.mean)
+    )
 
 
 def _average(plan: Plan, trainee: Trainee, recorder: SpanRecorder | None) -> None:
@@ -163,54 +88,39 @@ def _average(plan: Plan, trainee: Trainee, recorder: SpanRecorder | None) -> Non
 
 
 @contextmanager
-def _torchs(
-    plan: Plan, trainee: Trainee, bucket_cap_mb: float | None, *, noting: bool
-) -> Iterator[Running]:
-    recorder, timelines = _recorder(trainee)
-    ddp = TorchDDP(
-        trainee.model,
-        process_group=trainee.group,
-        init_sync=False,
-        bucket_cap_mb=bucket_cap_mb,
-    )
-    if noting:
-        watch(ddp, recorder)
-    yield Running(
-        partial(trainee.iterate, ddp, recorder if noting else None),
-        timelines,
-        partial(trainee.gradients_are, trainee.mean),
-    )
-    check_buckets(ddp, bucket_bytes(plan, trainee.bytes_of))
-
-
-@contextmanager
-def _ours(plan: Plan, trainee: Trainee, *, noting: bool) -> Iterator[Running]:
-    compression = plan.buckets[0].compression
-    settings = None if compression is None else settings_for(compression)
+def _ours(case: Case, trainee: Trainee) -> Iterator[Running]:
+    plan = case.planned
+    compressions = {bucket.compression for bucket in plan.buckets} - {None}
+    thinned = next((one for one in compressions if one and one.rounding is None), None)
+    is_mixed = thinned is not None and any(not bucket.is_sparse for bucket in plan.buckets)
+    is_rounded = bool(compressions) and thinned is None
     ours = DistributedDataParallel(
         trainee.model,
         process_group=trainee.group,
         init_sync=False,
         plan=plan,
-        compression=settings,
-        timeline=noting,
+        compression=None if thinned is None else settings_for(thinned),
+        precision=ROUNDED if is_rounded else SPARSE if is_mixed else EXACT,
+        timeline=case.noting,
         make_group=iter(trainee.own_groups).__next__,
     )
-    dense = partial(trainee.gradients_are, trainee.mean)
+    within = ROUNDED_WITHIN if is_rounded else 0.0
+    averaged = partial(trainee.gradients_are, trainee.mean, within=within)
     yield Running(
         partial(trainee.iterate, ours, None),
         ours.timelines,
-        dense if settings is None else trainee.gradients_are_alike,
+        averaged if thinned is None else trainee.gradients_are_alike,
     )
     check_buckets(ours, bucket_bytes(plan, trainee.bytes_of))
 
 
-def _sharded(plan: Plan, trainee: Trainee, *, noting: bool) -> Running:
+@contextmanager
+def _sharded(case: Case, trainee: Trainee) -> Iterator[Running]:
     wrapped = ShardedDataParallel(
         trainee.model,
-        plan=plan,
+        plan=case.planned,
         process_group=trainee.group,
-        timeline=noting,
+        timeline=case.noting,
         make_group=iter(trainee.own_groups).__next__,
     )
 
@@ -222,7 +132,7 @@ def _sharded(plan: Plan, trainee: Trainee, *, noting: bool) -> Running:
     def is_correct() -> bool:
         """Gradients have their mean, and what a rank writes into its shards comes to all."""
         wrapped.synchronise()
-        averaged = (_is_filled(shard.grad, trainee.mean) for shard in wrapped.parameters())
+        averaged = (is_filled(shard.grad, trainee.mean) for shard in wrapped.parameters())
         is_averaged = trainee.on_all(*averaged)
         with torch.no_grad():
             for shard in wrapped.parameters():
@@ -233,15 +143,16 @@ def _sharded(plan: Plan, trainee: Trainee, *, noting: bool) -> Running:
         is_gathered = trainee.on_all(*(bool(p.all()) for p in trainee.model.parameters()))
         return trainee.is_alike(total) and is_averaged and is_gathered
 
-    return Running(step, wrapped.timelines, is_correct)
+    yield Running(step, wrapped.timelines, is_correct)
 
 
 @contextmanager
-def _looping(runtime: str, trainee: Trainee) -> Iterator[Running]:
-    named = bsp.find_loop(runtime)
+def _looping(case: Case, trainee: Trainee) -> Iterator[Running]:
+    """It has no timeline."""
+    named = bsp.find_loop(case.runtime)
     groups = iter(trainee.own_groups)
     options = {"make_group": groups.__next__} if named.name == "bsp-overlap" else {}
-    seen = _Seen(trainee.model)
+    seen = Seen(trainee.model.parameters())
     loop = LOOPS[named.name](
         trainee.model, seen, collective=named.collective, group=trainee.group, **options
     )
@@ -253,7 +164,7 @@ def _looping(runtime: str, trainee: Trainee) -> Iterator[Running]:
         loop.synchronise()
         seen.expected = None
         has_seen = seen.is_correct or (named.updates_at_root and trainee.group.rank() != ROOT)
-        written = (_is_filled(p, trainee.mean) for p in trainee.model.parameters())
+        written = (is_filled(p, trainee.mean) for p in trainee.model.parameters())
         return trainee.on_all(has_seen, *written)
 
     def step() -> None:
@@ -265,24 +176,9 @@ def _looping(runtime: str, trainee: Trainee) -> Iterator[Running]:
         loop.close()
 
 
-class _Seen(torch.optim.Optimizer):
-    """Updates nothing; when it is asked to, looks at gradients and writes what is expected."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model.parameters(), {})
-        self.expected: float | None = None
-        self.is_correct = False
-
-    @torch.no_grad()
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        del closure
-        if self.expected is None:
-            return
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        self.is_correct = all(_is_filled(p.grad, self.expected) for p in parameters)
-        for parameter in parameters:
-            parameter.fill_(self.expected)
-
-
-def _is_filled(tensor: torch.Tensor | None, value: float) -> bool:
-    return tensor is not None and bool(torch.all(tensor == value))
+# How a case runs, by the name of its runtime; names that are not here are planners'.
+RUNTIMES: Mapping[str, Runner] = {
+    SHARDED: _sharded,
+    **dict.fromkeys(LOOPS, _looping),
+    **PEERS,
+}

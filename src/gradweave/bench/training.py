@@ -1,6 +1,7 @@
 """Training speed on an emulated cluster: predicted first, then measured, runtimes taking turns."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 
 import msgspec
@@ -8,23 +9,51 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.bench.jobs import ask
-from gradweave.compression import EXCHANGE_NAMES, Compression, parse_compression
+from gradweave.bench.peer_plans import (
+    NATIVE,
+    PEERS,
+    SWEPT,
+    TORCH,
+    TUNABLE,
+    Job,
+    computes,
+    find_peer,
+    is_tuned,
+)
+from gradweave.compression import (
+    EXACT,
+    EXCHANGE_NAMES,
+    ROUNDED,
+    ROUNDED_TO,
+    ROUNDING_NAMES,
+    Compression,
+    check_precision,
+    parse_compression,
+)
 from gradweave.errors import RequestError
 from gradweave.lab import Cluster
 from gradweave.network import Network
 from gradweave.plan import Plan
-from gradweave.planning import BOTH_PASSES_COLLECTIVE, OPERATIONS, find_planner, make_plan
+from gradweave.planning import (
+    BOTH_PASSES_COLLECTIVE,
+    FOR_ROUNDED,
+    OPERATIONS,
+    find_planner,
+    make_plan,
+)
 from gradweave.planning.bsp import LOOPS, find_loop
+from gradweave.planning.joint import plan_among
 from gradweave.results import Result, Results
 from gradweave.runs import Prediction, RunFolder
 from gradweave.simulation import simulate
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
+from gradweave.travel import Travel
 from gradweave.vocabulary import MIB, ReplayMode, Way, parse_spec
 
 JOB = "gradweave.bench.training_job"
 
-TORCH, TUNED, OURS, COMPUTE = "torch-ddp", "torch-ddp-tuned", "gradweave", "compute"
+OURS, COMPUTE = "gradweave", "compute"
 SHARDED = "sharded"
 # With a planner behind its colon: its plan, under a wrapper that notes a timeline.
 NOTING = "timeline"
@@ -41,6 +70,12 @@ class Case(Struct, frozen=True, kw_only=True):
     bucket_cap_mb: float | None = None  # torch's own argument, where the runtime is torch's own
     noting: bool = False  # a timeline, while it is timed
 
+    @property
+    def planned(self) -> Plan:
+        """The plan, where it is known to have one."""
+        assert self.plan is not None
+        return self.plan
+
 
 class TrainingQuestion(Struct, frozen=True, kw_only=True):
     trace: Trace
@@ -55,11 +90,13 @@ class TrainingQuestion(Struct, frozen=True, kw_only=True):
 class TrainingAnswer(Struct, frozen=True, kw_only=True):
     """What one case took in one repeat, on the slowest rank; or its timelines on all ranks.
 
-    Or, before it is timed, the plan it has found and what that is expected to do.
+    Or, before it is timed, the plan it has found and what that is expected to do, or what its
+    ranks compute for each bucket.
     """
 
     runtime: str
     prediction: Prediction | None = None
+    computing_s: tuple[float, ...] = ()
     iteration_s: float | None = None  # median over the iterations of this repeat
     correct: bool | None = None  # gradients were the mean over the ranks, and buckets the plan's
     timelines: tuple[Timeline, ...] = ()
@@ -76,9 +113,13 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 def check_runtimes(runtimes: Sequence[str]) -> None:
     """Before a cluster is built for nothing."""
-    known = [TORCH, TUNED, OURS, SHARDED, *LOOPS, *EXCHANGE_NAMES]
+    tuned = [f"{name}{SWEPT}" for name in TUNABLE]
+    known = [*PEERS, *tuned, OURS, SHARDED, *LOOPS, ROUNDED, *ROUNDING_NAMES, *EXCHANGE_NAMES]
     for name in runtimes:
-        if name in {TORCH, TUNED, OURS}:
+        if name in {ROUNDED, *ROUNDING_NAMES} or find_peer(name) is not None:
+            continue
+        if finds_its_plan(name):
+            check_precision(precision_of(name))
             continue
         if parse_spec(name).name in LOOPS:
             find_loop(name)
@@ -94,15 +135,28 @@ def check_runtimes(runtimes: Sequence[str]) -> None:
         raise RequestError(f"a runtime stands twice in {','.join(runtimes)}")
 
 
+def finds_its_plan(runtime: str) -> bool:
+    """``gradweave``, and with what it may change behind a colon: ``gradweave:rounded``."""
+    return parse_spec(runtime).name == OURS
+
+
+def precision_of(runtime: str) -> str:
+    return parse_spec(runtime).argument or EXACT
+
+
 def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
     """What a calibration has to time, so that all of these can be predicted."""
-    found = [Way("all-reduce", "native")]
+    found = [NATIVE]
     for name in runtimes:
         if parse_spec(name).name == SHARDED:
             found += [Way(operation, BOTH_PASSES_COLLECTIVE) for operation in OPERATIONS["both"]]
         elif parse_spec(name).name in LOOPS:
             loop = find_loop(name)
             found += [Way(operation, loop.collective) for operation in loop.operations]
+        elif (peer := find_peer(name)) is not None:
+            found += peer.ways
+        else:
+            found += [Way("all-reduce", str(travel)) for travel in _rounded_ways(name)]
     return tuple(dict.fromkeys(found))
 
 
@@ -122,11 +176,13 @@ def train_on_cluster(
     advance: Callable[[], None] = lambda: None,
 ) -> list[Result]:
     """What is expected is in the folder before the runtimes run, what was measured afterwards."""
-    cap_mb = None
-    if TUNED in settings.runtimes:
-        cap_mb = _best_cap_mb(cluster, trace, network, settings, advance)
-    workers = cluster.spec.world_size
-    cases = [_case(name, trace, network, workers, cap_mb) for name in settings.runtimes]
+    job = Job(trace, network, cluster.spec.world_size)
+    best_cap_mb = {
+        name: _best_cap_mb(name, cluster, job, settings, advance)
+        for name in settings.runtimes
+        if is_tuned(name)
+    }
+    cases = [_case(name, job, best_cap_mb.get(name)) for name in settings.runtimes]
     folder.begin(trace, network)
     predictions: dict[str, Prediction] = {}
 
@@ -134,14 +190,24 @@ def train_on_cluster(
         predictions[prediction.runtime] = prediction
         folder.predict(prediction)
 
+    def expect_of(case: Case, computing_s: Sequence[float] = ()) -> None:
+        timeline = _predicted(case.runtime, case.planned, job, computing_s)
+        expect(Prediction(runtime=case.runtime, plan=case.planned, timeline=timeline))
+
+    def learn(answer: TrainingAnswer) -> None:
+        if answer.prediction is not None:
+            expect(answer.prediction)
+        elif answer.computing_s:
+            expect_of(named[answer.runtime], answer.computing_s)
+
+    named = {case.runtime: case for case in cases}
     for case in cases:
-        if case.plan is not None:
-            timeline = _predicted(case.runtime, case.plan, trace, network, workers)
-            expect(Prediction(runtime=case.runtime, plan=case.plan, timeline=timeline))
+        if case.plan is not None and not computes(case.runtime):
+            expect_of(case)
     question = _question(
         trace, [Case(runtime=COMPUTE), *cases], settings, timelines=settings.with_timelines
     )
-    answers = _run(cluster, question, advance, on_prediction=expect)
+    answers = _run(cluster, question, advance, learn)
     results = _results(cluster, trace, cases, predictions, answers)
     folder.finish(
         Results(command=command, rows=tuple(results)),
@@ -153,8 +219,8 @@ def train_on_cluster(
 def steps(trace: Trace, settings: Settings) -> int:
     """How many times ``train_on_cluster`` will advance."""
     caps = swept_caps_mb(trace.nbytes.sum())
-    swept = len(caps) * SWEEP_REPEATS if TUNED in settings.runtimes else 0
-    found = 1 if OURS in settings.runtimes else 0
+    swept = len(caps) * SWEEP_REPEATS * sum(map(is_tuned, settings.runtimes))
+    found = sum(finds_its_plan(name) or computes(name) for name in settings.runtimes)
     passes = settings.repeats + (1 if settings.with_timelines else 0)
     return swept + found + (len(settings.runtimes) + 1) * passes
 
@@ -164,19 +230,15 @@ SWEEP_ITERATIONS = 3
 
 
 def _best_cap_mb(
-    cluster: Cluster,
-    trace: Trace,
-    network: Network,
-    settings: Settings,
-    advance: Callable[[], None],
+    runtime: str, cluster: Cluster, job: Job, settings: Settings, advance: Callable[[], None]
 ) -> float:
-    workers = cluster.spec.world_size
+    """Of those that a patient user would try, the one with which this runtime is the fastest."""
     cases = [
-        replace(_case(TUNED, trace, network, workers, cap), runtime=f"{TUNED}:{cap}")
-        for cap in swept_caps_mb(trace.nbytes.sum())
+        replace(_case(runtime, job, cap), runtime=f"{runtime}:{cap}")
+        for cap in swept_caps_mb(job.trace.nbytes.sum())
     ]
     sweep = replace(settings, repeats=SWEEP_REPEATS, iterations=SWEEP_ITERATIONS)
-    answers = _run(cluster, _question(trace, cases, sweep, timelines=False), advance)
+    answers = _run(cluster, _question(job.trace, cases, sweep, timelines=False), advance)
     fastest = min(cases, key=lambda case: _median_s(answers, case.runtime))
     assert fastest.bucket_cap_mb is not None
     return fastest.bucket_cap_mb
@@ -188,34 +250,37 @@ def swept_caps_mb(nbytes: float) -> list[float]:
     return list(SWEPT_MB[: len(smaller) + 1])
 
 
-def _case(runtime: str, trace: Trace, network: Network, workers: int, cap_mb: float | None) -> Case:
-    if runtime == OURS:
-        return Case(runtime=OURS)
-    if parse_spec(runtime).name == SHARDED:
-        plan = make_plan(
-            trace,
-            network,
-            workers=workers,
-            planner=_planner(runtime),
-            collective=BOTH_PASSES_COLLECTIVE,
-            passes="both",
-        )
-        return Case(runtime=runtime, plan=plan)
-    if parse_spec(runtime).name in LOOPS:
-        return Case(runtime=runtime, plan=find_loop(runtime).plan(trace))
-    if parse_spec(runtime).name in EXCHANGE_NAMES:
-        plan = make_plan(trace, network, workers=workers, compression=parse_compression(runtime))
-        return Case(runtime=runtime, plan=plan)
-    planner = {TORCH: "ddp", TUNED: f"fixed:{round((cap_mb or 0) * MIB)}"}.get(
-        runtime, _planner(runtime)
-    )
-    plan = make_plan(trace, network, workers=workers, planner=planner, collective="native")
-    return Case(
-        runtime=runtime,
-        plan=plan,
-        bucket_cap_mb=cap_mb if runtime == TUNED else None,
-        noting=parse_spec(runtime).name == NOTING,
-    )
+def _case(runtime: str, job: Job, cap_mb: float | None) -> Case:
+    if finds_its_plan(runtime):
+        return Case(runtime=runtime)
+    if (peer := find_peer(runtime)) is not None:
+        planner = "ddp" if cap_mb is None else f"fixed:{round(cap_mb * MIB)}"
+        return Case(runtime=runtime, plan=peer.plan(job, planner), bucket_cap_mb=cap_mb)
+    noting = parse_spec(runtime).name == NOTING
+    return Case(runtime=runtime, plan=_plan(runtime, job), noting=noting)
+
+
+def _plan(runtime: str, job: Job) -> Plan:
+    """Of a runtime of ours that follows one."""
+    plan_for = partial(make_plan, job.trace, job.network, workers=job.workers)
+    name = parse_spec(runtime).name
+    if name in LOOPS:
+        return find_loop(runtime).plan(job.trace)
+    if name in EXCHANGE_NAMES:
+        return plan_for(compression=parse_compression(runtime))
+    if rounded := _rounded_ways(runtime):
+        travels = (Travel("native"), *rounded) if name == ROUNDED else rounded
+        return plan_among(job.trace, job.network, travels, workers=job.workers)
+    if name == SHARDED:
+        by = BOTH_PASSES_COLLECTIVE
+        return plan_for(planner=_planner(runtime), collective=by, passes="both")
+    return plan_for(planner=_planner(runtime), collective="native")
+
+
+def _rounded_ways(runtime: str) -> tuple[Travel, ...]:
+    """What its messages may be rounded to; nothing where the runtime rounds nothing."""
+    names = ROUNDED_TO if runtime == ROUNDED else [n for n in ROUNDING_NAMES if n == runtime]
+    return tuple(Travel(FOR_ROUNDED, Compression(method=name)) for name in names)
 
 
 def _planner(runtime: str) -> str:
@@ -226,9 +291,11 @@ def _planner(runtime: str) -> str:
     return runtime
 
 
-def _predicted(runtime: str, plan: Plan, trace: Trace, network: Network, workers: int) -> Timeline:
+def _predicted(runtime: str, plan: Plan, job: Job, computing_s: Sequence[float]) -> Timeline:
+    if (peer := find_peer(runtime)) is not None:
+        return peer.predict(job, plan, computing_s)
     operations = find_loop(runtime).operations if parse_spec(runtime).name in LOOPS else None
-    return simulate(trace, plan, network, workers=workers, operations=operations)
+    return simulate(job.trace, plan, job.network, workers=job.workers, operations=operations)
 
 
 def _question(
@@ -249,15 +316,13 @@ def _run(
     cluster: Cluster,
     question: TrainingQuestion,
     advance: Callable[[], None],
-    *,
-    on_prediction: Callable[[Prediction], None] = lambda _: None,
+    learn: Callable[[TrainingAnswer], None] = lambda _: None,
 ) -> list[TrainingAnswer]:
     answers: list[TrainingAnswer] = []
 
     def take(text: str) -> None:
         answers.append(msgspec.json.decode(text, type=TrainingAnswer))
-        if answers[-1].prediction is not None:
-            on_prediction(answers[-1].prediction)
+        learn(answers[-1])
         advance()
 
     ask(cluster, JOB, question, on_answer=take)

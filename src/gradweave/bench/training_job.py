@@ -12,9 +12,18 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from gradweave.bench.jobs import answer, asked
+from gradweave.bench.peer_plans import computes
+from gradweave.bench.peers import computing_s
 from gradweave.bench.ranks import default_group
-from gradweave.bench.runtimes import CPU, Trainee, running
-from gradweave.bench.training import OURS, Case, TrainingAnswer, TrainingQuestion
+from gradweave.bench.runtimes import running
+from gradweave.bench.trainee import CPU, Trainee
+from gradweave.bench.training import (
+    Case,
+    TrainingAnswer,
+    TrainingQuestion,
+    finds_its_plan,
+    precision_of,
+)
 from gradweave.comm.small_messages import largest
 from gradweave.errors import RequestError
 from gradweave.runs import Prediction
@@ -25,19 +34,24 @@ from gradweave.workloads.replay import Replay
 TIMELINE_ITERATIONS = 5
 
 
-def found_by_itself(trainee: Trainee) -> Prediction:
+def found_by_itself(runtime: str, trainee: Trainee) -> Prediction:
     """What our wrapper settles on, and what it then expects."""
-    ddp = DistributedDataParallel(trainee.model, process_group=trainee.group, init_sync=False)
+    ddp = DistributedDataParallel(
+        trainee.model,
+        process_group=trainee.group,
+        init_sync=False,
+        precision=precision_of(runtime),
+    )
     while (found := ddp.findings()).stage != "settled":
         trainee.iterate(ddp, None)
     if found.plan is None or found.predicted is None:
         raise RequestError(ddp.explain())
-    return Prediction(runtime=OURS, plan=found.plan, timeline=found.predicted)
+    return Prediction(runtime=runtime, plan=found.plan, timeline=found.predicted)
 
 
 def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingAnswer:
     taken_s = []
-    with running(case, trainee, noting=case.noting) as run:
+    with running(case, trainee) as run:
         for _ in range(question.warmup):
             run.step()
         correct = run.is_correct()
@@ -54,7 +68,7 @@ def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingA
 def timelines(case: Case, trainee: Trainee, question: TrainingQuestion) -> list[Timeline]:
     """Of all ranks, in the iteration that took rank 0 the median time; of some runtimes none."""
     found = []
-    with running(case, trainee, noting=True) as run:
+    with running(replace(case, noting=True), trainee) as run:
         for number in range(question.warmup + TIMELINE_ITERATIONS):
             run.step()
             if number >= question.warmup and (noted := run.timelines()):
@@ -68,10 +82,13 @@ def answers(question: TrainingQuestion, group: dist.ProcessGroup) -> Iterator[Tr
     trainee = Trainee(model, group)
     cases = list(question.cases)
     for number, case in enumerate(cases):
-        if case.runtime == OURS:
-            prediction = found_by_itself(trainee)
+        if finds_its_plan(case.runtime):
+            prediction = found_by_itself(case.runtime, trainee)
             cases[number] = replace(case, plan=prediction.plan)
-            yield TrainingAnswer(runtime=OURS, prediction=prediction)
+            yield TrainingAnswer(runtime=case.runtime, prediction=prediction)
+        elif computes(case.runtime):
+            taken_s = computing_s(case, trainee)
+            yield TrainingAnswer(runtime=case.runtime, computing_s=tuple(taken_s))
     for _ in range(question.repeats):
         for case in cases:
             yield timed(case, trainee, question)

@@ -24,9 +24,12 @@ from gradweave.errors import RequestError
 from gradweave.measure.load import computing
 from gradweave.network import CollectiveCost, Network
 from gradweave.planning import OPERATIONS
+from gradweave.travel import parse_travel
 from gradweave.vocabulary import KIB, MIB, Beside, Way
 
 NATIVE = Way("all-reduce", "native")
+# What backends sum as it is, by the names that compressions have.
+ROUNDED_TO = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 SMALLEST_BYTES = KIB
 LARGEST_BYTES = 16 * MIB
@@ -170,7 +173,7 @@ class _Survey:
             if way not in self.hopeless
         }
         for way, gap_s in seconds.items():
-            rivals = [s for other, s in seconds.items() if other.operation == way.operation]
+            rivals = [s for other, s in seconds.items() if _carry_the_same(way, other)]
             if gap_s > HOPELESS * min(rivals):
                 self.hopeless.add(way)
 
@@ -204,6 +207,11 @@ class _Survey:
                 cost=Curve(nbytes=tuple(sizes), measured_s=tuple(gaps_s)),
                 latency_s=median(apart_s),
             )
+
+
+def _carry_the_same(one: Way, other: Way) -> bool:
+    rounded, other_rounded = parse_travel(one.collective), parse_travel(other.collective)
+    return (one.operation, rounded.compression) == (other.operation, other_rounded.compression)
 
 
 class _Stream:
@@ -263,17 +271,17 @@ def send_in_turn(
     pause_s: float = 0.0,
 ) -> None:
     """Send messages as wrappers do, one after the other, and wait for all of them."""
-    if way == NATIVE:
+    if way.operation == "all-reduce" and parse_travel(way.collective).collective == "native":
         # As DistributedDataParallel does: handed over one after the other, faster than they are
         # done, while the thread that does so has other things to do; then waited for in order. On
         # few cores it matters: all at once, small messages took a fifth longer.
-        works = []
+        waits = []
         for message in messages:
-            works.append(communicator.group.allreduce([message]))
+            waits.append(_hand_over(communicator.group, way, message))
             if message is not messages[-1] and pause_s > SHORTEST_PAUSE_S:
                 time.sleep(pause_s)
-        for work in works:
-            work.wait()
+        for wait in waits:
+            wait()
         return
     operation, collective = way
     if operation in OPERATIONS["both"]:
@@ -283,6 +291,19 @@ def send_in_turn(
         return
     for message in messages:
         communicator.run(operation, message, collective=collective)
+
+
+def _hand_over(group: dist.ProcessGroup, way: Way, message: torch.Tensor) -> Callable[[], object]:
+    """Begin an all-reduce, rounded as torch's own hooks do it; what is returned waits for it."""
+    compression = parse_travel(way.collective).compression
+    if compression is None:
+        return group.allreduce([message]).wait
+    narrow = message.to(ROUNDED_TO[str(compression)]).div_(group.size())
+
+    def widen(future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        message.copy_(future.value()[0])
+
+    return group.allreduce([narrow]).get_future().then(widen).wait
 
 
 def _measure_sizes(survey: _Survey, sizes: Sequence[int], advance: Callable[[], None]) -> None:

@@ -5,8 +5,9 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -127,27 +128,43 @@ def aligned_timelines(
     return [msgspec.json.decode(text, type=Timeline) for text in texts]
 
 
+Sent = torch.futures.Future[torch.Tensor]
+Send = Callable[[Any], Sent]  # a dist.GradBucket, which torch does not export
+
+
 class _HookState:
-    def __init__(self, recorder: SpanRecorder, group: dist.ProcessGroup) -> None:
-        self.recorder, self.group = recorder, group
+    def __init__(self, recorder: SpanRecorder, send: Send) -> None:
+        self.recorder, self.send = recorder, send
 
 
-def watch(ddp: DistributedDataParallel, recorder: SpanRecorder) -> None:
-    """Have the recorder see every bucket. Before the first backward, and instead of other hooks."""
-    ddp.register_comm_hook(_HookState(recorder, ddp.process_group), _average_and_note)
+def watch(
+    ddp: DistributedDataParallel,
+    recorder: SpanRecorder,
+    send: Send | None = None,
+) -> None:
+    """Have the recorder see every bucket. Before the first backward, and instead of other hooks.
+
+    ``send`` is what another hook would do; by default buckets travel as they do without a hook.
+    """
+    ddp.register_comm_hook(
+        _HookState(recorder, send or partial(_average, ddp.process_group)), _send_and_note
+    )
 
 
-def _average_and_note(
+def _send_and_note(
     state: _HookState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """What torch does without a hook, with the time noted before and after."""
     ready_s = state.recorder.ready()
-    gradient = bucket.buffer().div_(state.group.size())
-    parameters = bucket.parameters()
+    parameters, nbytes = bucket.parameters(), bucket.buffer().nbytes
 
-    def note(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        state.recorder.done(ready_s, parameters, gradient.nbytes)
-        return future.value()[0]
+    def note(future: Sent) -> torch.Tensor:
+        state.recorder.done(ready_s, parameters, nbytes)
+        return future.value()
 
-    return state.group.allreduce([gradient]).get_future().then(note)
+    return state.send(bucket).then(note)
+
+
+def _average(group: dist.ProcessGroup, bucket: Any) -> Sent:
+    gradient: torch.Tensor = bucket.buffer().div_(group.size())
+    return group.allreduce([gradient]).get_future().then(lambda done: done.value()[0])

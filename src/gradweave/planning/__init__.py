@@ -62,6 +62,14 @@ def _fixed(spec: Spec) -> Merging:
     return lambda trace, _: baselines.at_least(trace, nbytes)
 
 
+def _inductor(spec: Spec) -> Merging:
+    """``inductor``, or ``inductor:25MiB`` for another cap than the compiler's own."""
+    if spec.argument is None:
+        return lambda trace, _: baselines.inductor(trace)
+    nbytes = parse_bytes(spec.argument)
+    return lambda trace, _: baselines.inductor(trace, nbytes)
+
+
 def _optimal(spec: Spec) -> Merging:
     tolerance = _tolerance(spec)
     return lambda trace, cost: optimal(trace, cost, tolerance=tolerance)
@@ -91,6 +99,7 @@ PLANNERS: Mapping[str, Callable[[Spec], Merging]] = {
     "single": _plain(baselines.all_in_one),
     "fixed": _fixed,
     "ddp": _plain(baselines.torch_default),
+    "inductor": _inductor,
     "mgwfbp": _plain(mgwfbp),
     "optimal": _optimal,
 }

@@ -14,6 +14,9 @@ TORCH_FIRST_BYTES, TORCH_BYTES = 1 * MIB, 25 * MIB
 # What a patient user would try for `bucket_cap_mb`; the best of them by the model is a candidate.
 UNIFORM_MIB = (0.5, 1, 2, 4, 6, 8, 12, 16, 25, 35, 50, 75, 100)
 
+# torch._inductor.fx_passes.bucketing.bucket_cap_mb_by_bucket_idx_default, the same for each bucket.
+INDUCTOR_BYTES = 2000 * MIB
+
 
 def one_per_tensor(trace: Trace, cost: Cost) -> list[int]:
     del cost
@@ -32,6 +35,28 @@ def torch_default(trace: Trace, cost: Cost) -> list[int]:
 
 def at_least(trace: Trace, nbytes: int) -> list[int]:
     return closed_at([tensor.nbytes for tensor in trace.tensors], repeat(nbytes))
+
+
+def inductor(trace: Trace, nbytes: int = INDUCTOR_BYTES) -> list[int]:
+    """As torch's compiler merges all-reduces, where ``config.bucket_all_reduces_fx`` is ``all``.
+
+    The rule is a plain cap on sizes (torch 2.13, ``bucket_all_reduce`` and
+    ``greedy_bucket_collective_by_mb`` in ``_inductor/fx_passes/bucketing.py``): neighbours of one
+    type join as long as all of them hold at most the cap. It looks neither at the network nor at
+    when gradients are ready.
+
+    The compiler's other rule, ``_bucket_size_fusion`` in ``ddp_fusion.py`` for wrappers with a
+    reducer in Python, is that of ``torch_default``, to the byte.
+    """
+    lengths: list[int] = []
+    held, width = 0, None
+    for tensor in trace.tensors:
+        if tensor.bytes_per_element != width or held + tensor.nbytes > nbytes:
+            lengths.append(0)
+            held, width = 0, tensor.bytes_per_element
+        lengths[-1] += 1
+        held += tensor.nbytes
+    return lengths
 
 
 def torch_caps() -> Iterator[int]:

@@ -16,6 +16,7 @@ from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.comm.own_group import OwnGroup
+from gradweave.compression import EXACT, SPARSE
 from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.spans import SpanRecorder
@@ -28,8 +29,6 @@ from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.options import (
     AUTO,
     COMPILED,
-    EXACT,
-    SPARSE,
     Options,
     check_caps,
     check_float32,

@@ -12,7 +12,17 @@ from torch import nn
 from gradweave import collectives
 from gradweave.collectives.topology import Topology
 from gradweave.comm.small_messages import gather_text, group_device
-from gradweave.compression import KEEPS_ERRORS, ROUNDING_NAMES, Compression, RoundingName
+from gradweave.compression import (
+    EXACT,
+    KEEPS_ERRORS,
+    ROUNDED,
+    ROUNDED_TO,
+    ROUNDING_NAMES,
+    SPARSE,
+    Compression,
+    RoundingName,
+    check_precision,
+)
 from gradweave.errors import RequestError
 from gradweave.plan import Plan
 from gradweave.planning import (
@@ -30,11 +40,6 @@ from gradweave.travel import Travel
 from gradweave.vocabulary import parse_spec
 
 AUTO = "auto"
-# What planning may change about results: nothing but the order of sums; roundings; everything.
-EXACT, ROUNDED, SPARSE = "exact", "rounded", "sparse"
-PRECISIONS = (EXACT, ROUNDED, SPARSE, *ROUNDING_NAMES)
-# What plans may round to where they may choose. float16 has no range for what bfloat16 sends.
-ROUNDED_TO: tuple[RoundingName, ...] = ("bf16", "int8")
 
 # With these torch's wrapper cannot be given other buckets while it lives.
 UNPLANNABLE = (
@@ -77,10 +82,7 @@ class Options(Struct, frozen=True, kw_only=True):
             raise RequestError(f"cache must be a folder, or empty for none, got {self.cache!r}")
 
     def _check_precision(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise RequestError(
-                f"no precision {self.precision!r}; there are {', '.join(PRECISIONS)}"
-            )
+        check_precision(self.precision)
         if self.compression is not None and (
             self.precision not in {EXACT, SPARSE} or self.collective != AUTO
         ):

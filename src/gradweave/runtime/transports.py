@@ -16,13 +16,13 @@ from torch.distributed.algorithms.join import JoinHook
 from gradweave.comm.own_group import OwnGroup
 from gradweave.comm.rounding.eight_bits import compile_kernels
 from gradweave.comm.worker import CommunicationThread, future_on
-from gradweave.compression import KEEPS_ERRORS
+from gradweave.compression import KEEPS_ERRORS, ROUNDED
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
 from gradweave.runtime.carried_errors import CarriedErrors, FlatBucket
 from gradweave.runtime.message_log import MessageLog
-from gradweave.runtime.options import ROUNDED, Options, first_collective
+from gradweave.runtime.options import Options, first_collective
 from gradweave.sparse.training import SparseTraining
 from gradweave.torch_internals import changes_in_place, is_in_backward, when_backward_ends
 from gradweave.travel import parse_travel

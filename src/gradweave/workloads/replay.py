@@ -7,15 +7,15 @@ of a pass, as on an accelerator whose queue is never empty: a host that is late 
 """
 
 import time
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from gradweave.errors import RequestError
-from gradweave.trace import Trace
+from gradweave.trace import Tensor, Trace
 from gradweave.vocabulary import ReplayMode
 
 DTYPES = {2: torch.float16, 4: torch.float32, 8: torch.float64}
@@ -77,20 +77,15 @@ class Replay(nn.Module):
         timer: Timer | None = None,
     ) -> None:
         super().__init__()
-        self._passes = _Passes(timer or TIMERS[mode](), gradient)
+        self._trace, self._gradient, self._timer = trace, gradient, timer or TIMERS[mode]()
+        self._passes = _Passes(self._timer, gradient)
         in_forward_order = list(reversed(trace.tensors))
         ends_s = accumulate(tensor.forward_s for tensor in in_forward_order)
         self._layers: list[tuple[nn.Module, str, _Moments]] = []
         for tensor, forward_end_s in zip(in_forward_order, ends_s, strict=True):
-            if tensor.bytes_per_element not in DTYPES:
-                raise RequestError(
-                    f"{tensor.name!r} has {tensor.bytes_per_element} bytes per element; "
-                    f"a replay knows {', '.join(map(str, DTYPES))}"
-                )
+            parameter = _parameter(tensor)
             path, _, leaf = tensor.name.rpartition(".")
             owner = self._owner(path)
-            shape = (tensor.elements,) if tensor.shape is None else tensor.shape
-            parameter = nn.Parameter(torch.zeros(shape, dtype=DTYPES[tensor.bytes_per_element]))
             try:
                 owner.register_parameter(leaf, parameter)
             except KeyError as error:
@@ -110,6 +105,19 @@ class Replay(nn.Module):
                 activation = owner(activation, leaf, moments, self._passes)
         return activation.sum()
 
+    def in_groups(self, lengths: Sequence[int]) -> "GroupedReplay":
+        """The same work on parameters of its own, so many of them in each group."""
+        ends = list(accumulate(lengths))
+        groups = [
+            _Group(
+                self._trace.tensors[begin:end],
+                begin_s=self._trace.tensors[begin - 1].ready_s if begin else 0.0,
+                passes=_Passes(self._timer, self._gradient),
+            )
+            for begin, end in pairwise([0, *ends])
+        ]
+        return GroupedReplay(groups)
+
     def _owner(self, path: str) -> nn.Module:
         owner: nn.Module = self
         for name in filter(None, path.split(".")):
@@ -117,6 +125,47 @@ class Replay(nn.Module):
                 owner.add_module(name, _Layer())
             owner = owner.get_submodule(name)
         return owner
+
+
+class GroupedReplay(nn.Module):
+    """A replay whose parameters belong to groups, given in backward order, each called once.
+
+    A group's kernels begin when the group is called, and not before: whatever lets the host wait
+    for parameters between two groups delays all that follows.
+    """
+
+    def __init__(self, groups: Sequence["_Group"]) -> None:
+        super().__init__()
+        self.groups = nn.ModuleList(reversed(groups))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        del batch
+        activation = torch.zeros(1, requires_grad=torch.is_grad_enabled())
+        for group in self.groups:
+            activation = group(activation)
+        return activation.sum()
+
+
+class _Group(nn.Module):
+    """Backward of these tensors begins at ``begin_s`` of the trace."""
+
+    def __init__(self, tensors: Sequence[Tensor], *, begin_s: float, passes: "_Passes") -> None:
+        super().__init__()
+        in_forward_order = list(reversed(tensors))
+        ends_s = accumulate(tensor.forward_s for tensor in in_forward_order)
+        self._passes = passes
+        self._moments = [
+            _Moments(end_s, tensor.ready_s - begin_s)
+            for tensor, end_s in zip(in_forward_order, ends_s, strict=True)
+        ]
+        for number, tensor in enumerate(in_forward_order):
+            self.register_parameter(str(number), _parameter(tensor))
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        self._passes.begin_forward()
+        for number, moments in enumerate(self._moments):
+            activation = _apply(activation, getattr(self, str(number)), moments, self._passes)
+        return activation
 
 
 class _Layer(nn.Module):
@@ -158,6 +207,16 @@ class _Passes:
     def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
         """Takes no memory by itself; autograd writes it out once, as a kernel would."""
         return torch.full((1,), self._gradient, dtype=parameter.dtype).expand_as(parameter)
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    if tensor.bytes_per_element not in DTYPES:
+        raise RequestError(
+            f"{tensor.name!r} has {tensor.bytes_per_element} bytes per element; "
+            f"a replay knows {', '.join(map(str, DTYPES))}"
+        )
+    shape = (tensor.elements,) if tensor.shape is None else tensor.shape
+    return nn.Parameter(torch.zeros(shape, dtype=DTYPES[tensor.bytes_per_element]))
 
 
 def _apply(
