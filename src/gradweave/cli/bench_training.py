@@ -41,11 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="torch-ddp, torch-fp16, torch-bf16 (with torch's hooks that round), each also with "
         "-tuned behind its name (its best bucket_cap_mb, found by trying), powersgd:RANK (torch's "
         "hook), zero (torch's ZeroRedundancyOptimizer), fsdp2 or fsdp2:PLANNER (torch's "
-        "fully_shard; a planner groups parameters), gradweave or gradweave:PRECISION (our wrapper, "
-        "which plans by itself), a planner, whose plan our wrapper is given, rounded (planned "
-        "among messages as they are, in bf16 and in 8 bits), bf16, fp16, int8 (all messages), "
-        "topk, gtopk or another exchange, each :DENSITY, sharded or sharded:PLANNER (overlap in both passes), or "
-        "bsp-reduce-broadcast, bsp-allreduce, bsp-overlap, each :COLLECTIVE "
+        "fully_shard; a planner groups parameters), gradweave or gradweave:PRECISION (our "
+        "wrapper, which plans by itself), a planner, whose plan our wrapper is given, rounded "
+        "(planned among messages as they are, in bf16 and in 8 bits), bf16, fp16, int8 (all "
+        "messages), topk, gtopk or another exchange, each :DENSITY, sharded or sharded:PLANNER "
+        "(overlap in both passes), or bsp-reduce-broadcast, bsp-allreduce, bsp-overlap, each "
+        ":COLLECTIVE "
         f"(default: {DEFAULT_RUNTIMES})",
     )
     parser.add_argument(
