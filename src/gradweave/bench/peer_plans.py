@@ -196,7 +196,7 @@ def _one_by_one(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:
     """On a host, fully_shard waits for each message, and nothing is computed meanwhile.
 
     Each group is gathered before its forward and again before its backward, and scattered after
-    it. gloo reduces and scatters by an all-reduce.
+    it. gloo's reduce-scatter is at least as dear as its all-reduce, and priced as one.
     """
     del computing_s
     groups = list(_groups(job.trace, plan.lengths))
@@ -214,8 +214,8 @@ def _one_by_one(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:
     return Timeline(spans=tuple(spans))
 
 
-# What gloo does where this is asked of it.
-CARRIED_OUT_BY: Mapping[Operation, Operation] = {"reduce-scatter": "all-reduce"}
+# What prices a message on gloo, where that is another operation.
+PRICED_AS: Mapping[Operation, Operation] = {"reduce-scatter": "all-reduce"}
 
 
 def _groups(trace: Trace, lengths: Sequence[int]) -> Iterator[tuple[Tensor, ...]]:
@@ -239,7 +239,7 @@ class _Sender:
         network, workers = self._job.network, self._job.workers
         if nbytes is None:
             nbytes = sum(tensor.nbytes for tensor in tensors)
-        priced = CARRIED_OUT_BY.get(operation, operation)
+        priced = PRICED_AS.get(operation, operation)
         seconds = network.seconds(priced, "native", nbytes=nbytes, workers=workers)
         latency_s = network.latency_s("native", workers=workers, operation=priced)
         return self.occupied(operation, tensors, seconds + latency_s, nbytes=nbytes)
