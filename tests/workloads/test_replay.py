@@ -80,6 +80,21 @@ def test_a_late_host_catches_up():
     assert timer.time_s == 103.0  # not 103.75
 
 
+def test_a_layer_that_waits_for_its_parameters_delays_what_follows():
+    """Unlike a host that is late by itself, which catches up."""
+    timer = Scripted()
+    layers = (tensor("b.w", ready_s=0.5, forward_s=2.0), tensor("a.w", forward_s=1.0))
+    model = Replay(made(*layers), timer=timer)
+
+    def late(*_):
+        timer.time_s += 5.0
+
+    model.get_submodule("b").register_forward_pre_hook(late)
+    began_s = timer.time_s
+    model(BATCH)
+    assert timer.time_s - began_s == 1.0 + 5.0 + 2.0
+
+
 def test_a_group_that_waits_for_its_parameters_delays_what_follows():
     timer = Scripted()
     trace = made(

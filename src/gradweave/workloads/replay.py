@@ -3,7 +3,9 @@
 Its parameters, its autograd graph and its gradients are real, so everything around it, such as
 DistributedDataParallel, works as it does around a real model. Only the kernels are replaced, by
 waiting until the moment at which they would have been done. Moments are counted from the beginning
-of a pass, as on an accelerator whose queue is never empty: a host that is late catches up.
+of a pass, as on an accelerator whose queue is never empty: a host that is late catches up. Only
+where it waits for something before it calls a layer, such as parameters that are on their way, that
+layer's kernels begin when it is called, and all that follows is later by as much.
 """
 
 import time
@@ -22,6 +24,9 @@ DTYPES = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 
 # What a script does between two kernels, more or less: one small operation after the other.
 DISPATCHED_ELEMENTS = 64
+
+# What is shorter is no waiting before a layer, but what hooks and the host's scheduler take.
+LEAST_WAIT_S = 2e-4
 
 
 class Timer(Protocol):
@@ -80,9 +85,11 @@ class Replay(nn.Module):
         self._trace, self._gradient, self._timer = trace, gradient, timer or TIMERS[mode]()
         self._passes = _Passes(self._timer, gradient)
         in_forward_order = list(reversed(trace.tensors))
-        ends_s = accumulate(tensor.forward_s for tensor in in_forward_order)
+        ends_s = accumulate((tensor.forward_s for tensor in in_forward_order), initial=0.0)
         self._layers: list[tuple[nn.Module, str, _Moments]] = []
-        for tensor, forward_end_s in zip(in_forward_order, ends_s, strict=True):
+        for tensor, (forward_s, forward_end_s) in zip(
+            in_forward_order, pairwise(ends_s), strict=True
+        ):
             parameter = _parameter(tensor)
             path, _, leaf = tensor.name.rpartition(".")
             owner = self._owner(path)
@@ -92,7 +99,8 @@ class Replay(nn.Module):
                 raise RequestError(
                     f"{tensor.name!r} cannot be the name of a parameter: {error}"
                 ) from None
-            self._layers.append((owner, leaf, _Moments(forward_end_s, tensor.ready_s)))
+            moments = _Moments(forward_s, forward_end_s, tensor.ready_s)
+            self._layers.append((owner, leaf, moments))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         del batch
@@ -102,6 +110,7 @@ class Replay(nn.Module):
             if owner is self:
                 activation = _apply(activation, getattr(self, leaf), moments, self._passes)
             else:
+                self._passes.call()
                 activation = owner(activation, leaf, moments, self._passes)
         return activation.sum()
 
@@ -152,11 +161,11 @@ class _Group(nn.Module):
     def __init__(self, tensors: Sequence[Tensor], *, begin_s: float, passes: "_Passes") -> None:
         super().__init__()
         in_forward_order = list(reversed(tensors))
-        ends_s = accumulate(tensor.forward_s for tensor in in_forward_order)
+        ends_s = accumulate((tensor.forward_s for tensor in in_forward_order), initial=0.0)
         self._passes = passes
         self._moments = [
-            _Moments(end_s, tensor.ready_s - begin_s)
-            for tensor, end_s in zip(in_forward_order, ends_s, strict=True)
+            _Moments(forward_s, end_s, tensor.ready_s - begin_s)
+            for tensor, (forward_s, end_s) in zip(in_forward_order, pairwise(ends_s), strict=True)
         ]
         for number, tensor in enumerate(in_forward_order):
             self.register_parameter(str(number), _parameter(tensor))
@@ -174,14 +183,15 @@ class _Layer(nn.Module):
     def forward(
         self, activation: torch.Tensor, leaf: str, moments: "_Moments", passes: "_Passes"
     ) -> torch.Tensor:
+        passes.begin_forward_of(moments)
         return _apply(activation, getattr(self, leaf), moments, passes)
 
 
 class _Moments:
-    """When a layer is done, in seconds since its pass began."""
+    """When a layer begins and is done, in seconds since its pass began."""
 
-    def __init__(self, forward_end_s: float, ready_s: float) -> None:
-        self.forward_end_s, self.ready_s = forward_end_s, ready_s
+    def __init__(self, forward_s: float, forward_end_s: float, ready_s: float) -> None:
+        self.forward_s, self.forward_end_s, self.ready_s = forward_s, forward_end_s, ready_s
 
 
 class _Passes:
@@ -189,8 +199,19 @@ class _Passes:
 
     def __init__(self, timer: Timer, gradient: float) -> None:
         self._timer, self._gradient = timer, gradient
-        self._forward_s = 0.0
+        self._forward_s = self._called_s = 0.0
         self._backward_s: float | None = None
+
+    def call(self) -> None:
+        """A layer is called, and hooks may let it wait."""
+        self._called_s = self._timer.now_s()
+
+    def begin_forward_of(self, moments: _Moments) -> None:
+        """Not before now: what it has waited for delays this layer and all that follow."""
+        now_s = self._timer.now_s()
+        waited_s, late_s = now_s - self._called_s, now_s - self._forward_s - moments.forward_s
+        if waited_s > LEAST_WAIT_S and late_s > 0:
+            self._forward_s += min(waited_s, late_s)
 
     def begin_forward(self) -> None:
         self._forward_s = self._timer.now_s()
