@@ -18,7 +18,7 @@ Momentum = Literal["masked", "corrected", "optimizer's"]
 
 
 class Training(Struct, frozen=True, kw_only=True):
-    """One training: dense by torch's own wrapper, or with gTop-k by ours.
+    """One training: dense by torch's own wrapper, or rounded or with gTop-k by ours.
 
     The learning rate rises linearly while densities fall, then follows a cosine to zero; it is the
     same with and without sparsification.
@@ -37,12 +37,13 @@ class Training(Struct, frozen=True, kw_only=True):
     warmup_epochs: float  # for all densities of the warm-up together
     density: float | None = None  # after warm-up; None: dense
     momentum: Momentum = "masked"  # where it is not dense
+    wire: str | None = None  # how dense gradients travel, by a name of bench.wires; None: as is
     seed: int = 0
 
     @property
     def label(self) -> str:
         if self.density is None:
-            return "dense"
+            return self.wire or "dense"
         return f"gTop-k {self.density:g}, {self.momentum} momentum"
 
 

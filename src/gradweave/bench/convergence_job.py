@@ -22,6 +22,7 @@ from gradweave.bench.convergence import (
 )
 from gradweave.bench.jobs import answer, asked
 from gradweave.bench.ranks import default_group
+from gradweave.bench.wires import wrapped
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.sparse.settings import GTopK
 from gradweave.sparse.warmup import PAPER_WARMUP, Densities
@@ -144,6 +145,8 @@ class Learner:
 
     def _wrap(self) -> TorchDDP:
         training = self._training
+        if training.wire is not None:
+            return wrapped(self.model, training.wire, self._group)
         if training.density is None:
             return TorchDDP(self.model, process_group=self._group)
         compression = GTopK(

@@ -98,8 +98,8 @@ def _rounding(hook: Hook) -> Runner:
 def _power_sgd(case: Case, trainee: Trainee) -> Iterator[Running]:
     """Low-rank gradients are not the mean, but they are alike on all ranks."""
     with ThreadPoolExecutor(1) as thread:
-        state = _InTurn(_power_sgd_state(case, trainee.group), thread)
-        with _wrapped(case, trainee, _Hooked(_in_turn, state)) as run:
+        state = InTurn(_power_sgd_state(case, trainee.group), thread)
+        with _wrapped(case, trainee, _Hooked(in_turn, state)) as run:
 
             def is_correct() -> bool:
                 while not state.is_compressing:
@@ -116,14 +116,14 @@ def computing_s(case: Case, trainee: Trainee) -> list[float]:
     """
     alone = unlisted_gloo_group(HashStore(), rank=0, ranks=1, timeout=None)
     with ThreadPoolExecutor(1) as thread:
-        state = _InTurn(_power_sgd_state(case, alone), thread)
+        state = InTurn(_power_sgd_state(case, alone), thread)
         ddp = TorchDDP(
             trainee.model,
             process_group=alone,
             init_sync=False,
             bucket_cap_mb=case.bucket_cap_mb,
         )
-        ddp.register_comm_hook(state, _in_turn)
+        ddp.register_comm_hook(state, in_turn)
         while not state.is_compressing:
             trainee.iterate(ddp, None)
         taken_s = []
@@ -142,7 +142,9 @@ def _power_sgd_state(case: Case, group: dist.ProcessGroup) -> PowerSGDState:
     )
 
 
-class _InTurn:
+class InTurn:
+    """PowerSGD's state, and the thread that its buckets take turns on."""
+
     def __init__(self, state: PowerSGDState, thread: ThreadPoolExecutor) -> None:
         self.state, self.thread = state, thread
         self.taken_s: dict[int, float] = {}  # in the last step, by bucket
@@ -153,8 +155,8 @@ class _InTurn:
         return bool(self.state.iter > POWER_SGD_BEGINS)
 
 
-def _in_turn(
-    state: _InTurn,
+def in_turn(
+    state: InTurn,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """Torch's hook for PowerSGD, one bucket after the other.
