@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lockstep import bits
 
 from gradweave.errors import RequestError
-from gradweave.sparse import kernels, vectors
+from gradweave.sparse import vectors
 from gradweave.sparse.residual import Flat
 from gradweave.sparse.select import SELECTIONS, compile_kernels, default_selection, select
 from gradweave.sparse.vectors import elements_kept
@@ -204,16 +204,3 @@ def test_compiled_ahead_nothing_is_compiled_later():
     chosen = select(flat(torch.zeros(100)), torch.randn(100), k=10, method="radix")
     vectors.part_largest(vectors.add(chosen, chosen), 5)
     assert (len(kernels.take_largest.signatures), len(kernels.add_sparse.signatures)) == compiled
-
-
-def test_where_nothing_can_be_cached_it_is_compiled(monkeypatch):
-    """numba refuses ``cache`` when no folder can be written."""
-    compiled = kernels.numba.njit
-
-    def njit(**options):
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return compiled(**options)
-
-    monkeypatch.setattr(kernels.numba, "njit", njit)
-    assert kernels._compiled(lambda x: x + 1)(1) == 2

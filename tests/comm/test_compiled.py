@@ -1,0 +1,21 @@
+"""Compiled loops, where they are kept and where they cannot be."""
+
+import pytest
+
+pytest.importorskip("numba")
+
+from gradweave.comm import compiled as module
+from gradweave.comm.compiled import compiled
+
+
+def test_where_nothing_can_be_cached_it_is_compiled(monkeypatch):
+    """numba refuses ``cache`` when no folder can be written."""
+    njit_of_numba = module.numba.njit
+
+    def njit(**options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit_of_numba(**options)
+
+    monkeypatch.setattr(module.numba, "njit", njit)
+    assert compiled(lambda x: x + 1)(1) == 2
