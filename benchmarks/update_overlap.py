@@ -1,9 +1,9 @@
 """Updating bucket by bucket beside all-gathers: ``python benchmarks/update_overlap.py OUTPUT``.
 
 Workers train a model with a tied embedding, which forward needs first and backward completes last,
-under ShardedDataParallel and with Adam, by turns as it is and with a hook on the optimizer that does
-nothing: hooks may change gradients, so with one all parameters are updated before the first of them
-travels. Writes OUTPUT.json and OUTPUT.md. Some minutes on two cores.
+under ShardedDataParallel and with Adam, by turns as it is and with a hook on the optimizer that
+does nothing: hooks may change gradients, so with one all parameters are updated before the first of
+them travels. Writes OUTPUT.json and OUTPUT.md. Eight minutes on two cores.
 """
 
 import argparse

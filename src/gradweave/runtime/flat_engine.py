@@ -303,18 +303,22 @@ class FlatEngine:
         therefore does not come here, sends the same.
         """
         every = set(self.shards.by_name.values())
-        is_alone = len(self._buckets) == 1 or self.group.size() == 1
-        if is_alone or self.plan.passes == "backward" or self.shards.of(optimizer) != every:
-            return ()
-        if not knows_parameters_by_themselves(optimizer):
+        may_hide = self._sends_to_others and len(self._buckets) > 1
+        is_of_all = self.shards.of(optimizer) == every
+        if not (may_hide and is_of_all and knows_parameters_by_themselves(optimizer)):
             return ()
         self._gather_each(lambda bucket: update(optimizer, self.shards.in_bucket(bucket)))
         self._was_gathered = True
         return every
 
+    @property
+    def _sends_to_others(self) -> bool:
+        """Whether parameters have to travel; otherwise every rank has every gradient."""
+        return self.plan.passes == "both" and self.group.size() > 1
+
     def _check_clipped(self, gradients: Sequence[torch.Tensor]) -> None:
-        if self.plan.passes == "backward" or self.group.size() == 1:
-            return  # every rank has every gradient
+        if not self._sends_to_others:
+            return
         clipped = {id(gradient) for gradient in gradients}
         if any(id(shard.grad) in clipped for shard in self.shards.by_name.values()):
             raise RequestError(
