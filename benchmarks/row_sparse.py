@@ -3,7 +3,8 @@
 The large table of the shipped `recommender` has a gradient in as few rows as a batch looks up. Each
 rank finds them in its dense gradient, all ranks exchange rows and indices, and each adds them up in
 the order of ranks. Beside it: the dense all-reduce, and torch's own for embeddings that have
-``sparse=True``, whose gradients are rows from the beginning. On emulated clusters. Writes OUTPUT.json and OUTPUT.md. Five minutes on two cores.
+``sparse=True``, whose gradients are rows from the beginning. On emulated clusters.
+Writes OUTPUT.json and OUTPUT.md. Five minutes on two cores.
 """
 
 import argparse
