@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from made_with import made_with
 
 from gradweave import Network, Trace, load_network, load_trace
@@ -45,10 +46,10 @@ class Job:
         self.ready_s = [bucket[-1].ready_s for bucket in self.buckets]
 
     def scatter_s(self, nbytes: float) -> float:
-        return float(self._scatter.seconds(nbytes))
+        return float(self._scatter.seconds(np.array(nbytes)))
 
     def gather_s(self, nbytes: float) -> float:
-        return float(self._gather.seconds(nbytes))
+        return float(self._gather.seconds(np.array(nbytes)))
 
     def tail_s(self, ready: Sequence[tuple[float, float]]) -> float:
         """When the last reduce-scatter is over; of each, when it may start and its bytes."""
