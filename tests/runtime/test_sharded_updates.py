@@ -34,7 +34,7 @@ def groups_of(model):
 
 def trained(group, twins, make, hooked_ranks, finish):
     """Weights, and the whole state of the optimizer."""
-    model = sharded(group, twins, small(), plan=MADE)
+    model = sharded(group, twins, small(), plan=MADE, updates_by_bucket=True)
     optimizer = make(groups_of(model))
     if group.rank() in hooked_ranks:
         optimizer.register_step_pre_hook(nothing)
@@ -84,7 +84,7 @@ def test_ranks_need_not_update_alike():
 
 
 def logged(group, twins, make_optimizer, options):
-    model = sharded(group, twins, small(), plan=options.get("plan", MADE))
+    model = sharded(group, twins, small(), plan=options.get("plan", MADE), updates_by_bucket=True)
     optimizer = make_optimizer(model.parameters())
     (model(batches(group.size())[0][group.rank()]) ** 2).mean().backward()
     optimizer.step(*options.get("arguments", ()))
@@ -147,7 +147,7 @@ def test_steps_that_stay_whole(events, why, caplog):
 
 
 def doubled(group, twins, hook_of):
-    model = sharded(group, twins, small(), plan=MADE)
+    model = sharded(group, twins, small(), plan=MADE, updates_by_bucket=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hook_of(optimizer)
     for step in batches(group.size()):
@@ -179,7 +179,7 @@ def test_a_hook_may_change_gradients():
 
 def beside_another(group, twins, is_hooked):
     """One optimizer for a sharded model and a parameter of another."""
-    model = sharded(group, twins, small(), plan=MADE)
+    model = sharded(group, twins, small(), plan=MADE, updates_by_bucket=True)
     other = seeded(lambda: nn.Linear(6, 1).double())
     optimizer = torch.optim.Adam([*model.parameters(), *other.parameters()], lr=0.01)
     if is_hooked:

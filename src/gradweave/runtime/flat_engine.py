@@ -51,8 +51,7 @@ class FlatEngine:
     module, and to step ``shards`` by optimizers; the rest happens by itself:
 
     - Hooks take gradients over into buckets, which are reduce-scattered in the plan's order.
-    - Updated parameters are gathered, each bucket while others are still being updated where the
-      optimizer allows it, and modules wait for those that they are about to read.
+    - Updated parameters are gathered, and modules wait for those that they are about to read.
     - When the optimizers have stepped all shards, the step is over and ``on_step_over`` is called:
       the one place where another plan may be installed, for all ranks come by, whatever they do in
       forward.
@@ -61,6 +60,7 @@ class FlatEngine:
                     without it the engine makes groups of its own, which go with it.
     ``recorder``    notes when each message travelled.
     ``elementwise`` classes of optimizers that the user knows to update each element by itself.
+    ``updates_by_bucket`` whether buckets travel while others are updated, where optimizers allow.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class FlatEngine:
         recorder: SpanRecorder | None,
         on_step_over: Callable[[], None],
         elementwise: Collection[type[Optimizer]] = (),
+        updates_by_bucket: bool = False,
     ) -> None:
         first_plan = _with_empty(first_plan, parameters)
         check_flat_plan(first_plan, parameters)
@@ -106,10 +107,9 @@ class FlatEngine:
             self._lay_out(first_plan)
             opened.callback(self._take_no_more_gradients)
             self._make_equal(module)
+            by_bucket = self._update_and_gather if updates_by_bucket else None
             opened.callback(
-                watch_steps(
-                    self._before_step, self._after_step, update_first=self._update_and_gather
-                )
+                watch_steps(self._before_step, self._after_step, update_first=by_bucket)
             )
             opened.callback(watch_clipping(self._check_clipped))
             self._opened = opened.pop_all()
@@ -299,8 +299,7 @@ class FlatEngine:
     def _update_and_gather(self, optimizer: Optimizer) -> Collection[nn.Parameter]:
         """Update bucket after bucket, each of which travels while the next one is updated.
 
-        Messages are those of ``gather``, in its order: a rank whose optimizer has hooks, and which
-        therefore does not come here, sends the same.
+        Messages are those of ``gather``, in its order, so ranks need not all come here.
         """
         every = set(self.shards.by_name.values())
         may_hide = self._sends_to_others and len(self._buckets) > 1
