@@ -22,6 +22,8 @@ from torch.distributed import HashStore, Logger, Reducer, Store  # type: ignore[
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.utils import clip_grad
+from torch.optim import optimizer as optimizers
+from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradweave.errors import RequestError
@@ -247,6 +249,13 @@ def uncompiled_name(name: str) -> str:
 def has_optimizer_in_backward(parameter: nn.Parameter) -> bool:
     """Whether an optimizer updates the parameter as soon as its gradient has come."""
     return hasattr(parameter, "_in_backward_optimizers")
+
+
+def is_only_hook_before_step(optimizer: Optimizer) -> bool:
+    """Whether one hook is all that is called before a step; False where torch does not tell."""
+    of_all = getattr(optimizers, "_global_optimizer_pre_hooks", None)
+    own = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    return of_all is not None and own is not None and len(of_all) == 1 and not own
 
 
 def group_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:

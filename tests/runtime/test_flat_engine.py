@@ -119,10 +119,10 @@ def counted(group, twins):
     return log
 
 
-def test_a_step_is_over_once_and_before_anything_is_gathered():
-    first = ["weights", "over 1", "gather", "biases"]
+def test_a_step_is_over_once_and_what_it_has_updated_is_under_way():
+    first = ["weights", "gather", "over 1", "biases"]
     for log in on_ranks(2, counted):
-        assert log == [*first, "weights", "over 2", "gather", "biases", "gather"]
+        assert log == [*first, "weights", "gather", "over 2", "biases", "gather"]
 
 
 def part_of_the_model(group, twins):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lockstep import bits
 
 from gradweave.errors import RequestError
-from gradweave.sparse import vectors
+from gradweave.sparse import kernels, vectors
 from gradweave.sparse.residual import Flat
 from gradweave.sparse.select import SELECTIONS, compile_kernels, default_selection, select
 from gradweave.sparse.vectors import elements_kept

@@ -166,6 +166,40 @@ def test_a_long_backward_hides_what_a_short_forward_cannot():
     assert backward_only_s(trace, best, whole) == pytest.approx(0.2 + 10 + 0.02)
 
 
+seconds = st.floats(0.0, 10.0)
+updated_buckets = st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=6)
+
+
+def forward_with_updates_s(buckets, updated_s):
+    """From the last reduce-scatter to the end of forward, which begins when all are updated.
+
+    ``buckets``, in the order in which forward needs them, have what updating one takes, what its
+    all-gather takes, and what forward computes with it; ``updated_s``: when each has been updated.
+    """
+    network_s, now_s = 0.0, updated_s[-1]
+    for (_, gather_s, computed_s), ready_s in zip(buckets, updated_s, strict=True):
+        network_s = max(network_s, ready_s) + gather_s
+        now_s = max(now_s, network_s) + computed_s
+    return now_s
+
+
+@given(buckets=updated_buckets)
+def test_updating_bucket_by_bucket_leaves_the_first_update_in_sight(buckets):
+    """Where an all-gather takes as long as the next update; elsewhere it loses nothing, either."""
+    updates_s = [update_s for update_s, _, _ in buckets]
+    forward_s = sum(computed_s for _, _, computed_s in buckets)
+    without_s = forward_with_updates_s(buckets, [0.0] * len(buckets))
+    whole_s = forward_with_updates_s(buckets, [sum(updates_s)] * len(buckets))
+    parts_s = forward_with_updates_s(buckets, list(accumulate(updates_s)))
+    assert whole_s == pytest.approx(without_s + sum(updates_s))
+    assert parts_s <= whole_s + 1e-9
+    gathers_s = [gather_s for _, gather_s, _ in buckets]
+    if all(after >= update for after, update in zip(gathers_s, updates_s[1:], strict=False)):
+        stall_s = without_s - forward_s
+        expected_s = forward_s + max(sum(updates_s), updates_s[0] + stall_s)
+        assert parts_s == pytest.approx(expected_s)
+
+
 @pytest.mark.parametrize("name", ["resnet50", "vgg16"])
 @pytest.mark.parametrize("workers", [4, 64, 512])
 def test_shipped_jobs_gain_or_keep(name, workers):

@@ -54,3 +54,12 @@ def require_elementwise(optimizer: Optimizer, trusted: Collection[type[Optimizer
             kind.__name__,
             kind.__name__,
         )
+
+
+def knows_parameters_by_themselves(optimizer: Optimizer) -> bool:
+    """Whether updating some parameters now and others later is the same as updating all at once.
+
+    So it is for torch's own classes, which keep a state for each parameter and count its steps
+    there; a class derived from one may count its own.
+    """
+    return type(optimizer) in ELEMENTWISE and not optimizer.defaults.get("differentiable")

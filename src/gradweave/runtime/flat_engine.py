@@ -27,12 +27,12 @@ from gradweave.plan import Plan
 from gradweave.planning import OPERATIONS
 from gradweave.runtime.arrivals import Arrivals
 from gradweave.runtime.departures import Departures
-from gradweave.runtime.elementwise import require_elementwise
-from gradweave.runtime.flat_buckets import flat_buckets
+from gradweave.runtime.elementwise import knows_parameters_by_themselves, require_elementwise
+from gradweave.runtime.flat_buckets import FlatBucket, flat_buckets
 from gradweave.runtime.message_log import MessageLog
 from gradweave.runtime.shards import Shards
 from gradweave.session.commands import SimpleBuckets
-from gradweave.step_hooks import watch_steps
+from gradweave.step_hooks import update, watch_steps
 from gradweave.torch_internals import watch_clipping
 from gradweave.vocabulary import Operation
 
@@ -51,15 +51,16 @@ class FlatEngine:
     module, and to step ``shards`` by optimizers; the rest happens by itself:
 
     - Hooks take gradients over into buckets, which are reduce-scattered in the plan's order.
+    - Updated parameters are gathered, and modules wait for those that they are about to read.
     - When the optimizers have stepped all shards, the step is over and ``on_step_over`` is called:
       the one place where another plan may be installed, for all ranks come by, whatever they do in
       forward.
-    - Then updated parameters are gathered, and modules wait for those that they are about to read.
 
     ``make_group``  makes another process group of the same ranks, for each thread that sends;
                     without it the engine makes groups of its own, which go with it.
     ``recorder``    notes when each message travelled.
     ``elementwise`` classes of optimizers that the user knows to update each element by itself.
+    ``updates_by_bucket`` whether buckets travel while others are updated, where optimizers allow.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class FlatEngine:
         recorder: SpanRecorder | None,
         on_step_over: Callable[[], None],
         elementwise: Collection[type[Optimizer]] = (),
+        updates_by_bucket: bool = False,
     ) -> None:
         first_plan = _with_empty(first_plan, parameters)
         check_flat_plan(first_plan, parameters)
@@ -91,6 +93,7 @@ class FlatEngine:
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
         self._unstepped: set[nn.Parameter] = set()  # since the last pass
         self._was_stepped = False
+        self._was_gathered = False  # what the step under way updates
         self._sent: list[Sent] = []
         self.shards = Shards(parameters, rank=group.rank(), ranks=group.size())
         with ExitStack() as opened:  # and closed again, from the last to the first
@@ -104,7 +107,10 @@ class FlatEngine:
             self._lay_out(first_plan)
             opened.callback(self._take_no_more_gradients)
             self._make_equal(module)
-            opened.callback(watch_steps(self._before_step, self._after_step))
+            by_bucket = self._update_and_gather if updates_by_bucket else None
+            opened.callback(
+                watch_steps(self._before_step, self._after_step, update_first=by_bucket)
+            )
             opened.callback(watch_clipping(self._check_clipped))
             self._opened = opened.pop_all()
 
@@ -176,7 +182,7 @@ class FlatEngine:
             self.plan = plan  # perhaps by another planner
             return
         check_flat_plan(plan, self.parameters)
-        self._gather_now()
+        self.synchronise()
         with self.shards.moving(self._known_optimizers(), self._gather_flat):
             self._take_no_more_gradients()
             self._lay_out(plan)
@@ -201,16 +207,21 @@ class FlatEngine:
 
         After each step of an optimizer of torch's, or else when the model is called.
         """
+        self._gather_each()
+
+    def _gather_each(self, update_first: Callable[[FlatBucket], None] | None = None) -> None:
+        """Send all buckets, in the order in which forward needs them: the reverse of backward's."""
         # After another update without a pass: two messages of one bucket would mix on two threads.
         self._arrivals.wait_for_all()
-        self._is_stale = False
-        # What forward reads first comes first: the other end of backward's order.
         for number in reversed(range(len(self._buckets))):
             bucket = self._buckets[number]
+            if update_first is not None:
+                update_first(bucket)
             # Older graphs must not be used with the new values: torch then says so.
             torch.autograd.graph.increment_version(bucket.parameters)
             if bucket.passes == "both":
                 self._arrivals.expect(bucket.parameters, self._submit("all-gather", number))
+        self._is_stale = False
 
     def forget_gradients(self) -> None:
         """Those that passes without synchronisation have added up."""
@@ -267,7 +278,7 @@ class FlatEngine:
         held = set().union(*map(self.shards.of, self._known_optimizers()))
         # Until optimizers have shown what they hold, there may be others for the rest.
         self._unstepped = held if self._was_stepped else set(every)
-        self._was_stepped = False
+        self._was_stepped = self._was_gathered = False
         # Who is not updated by an optimizer of torch's may be updated by anything.
         self._is_stale = held != every
 
@@ -285,9 +296,28 @@ class FlatEngine:
             require_elementwise(optimizer, self._elementwise)
         self._checked.add(optimizer)
 
+    def _update_and_gather(self, optimizer: Optimizer) -> Collection[nn.Parameter]:
+        """Update bucket after bucket, each of which travels while the next one is updated.
+
+        Messages are those of ``gather``, in its order, so ranks need not all come here.
+        """
+        every = set(self.shards.by_name.values())
+        may_hide = self._sends_to_others and len(self._buckets) > 1
+        is_of_all = self.shards.of(optimizer) == every
+        if not (may_hide and is_of_all and knows_parameters_by_themselves(optimizer)):
+            return ()
+        self._gather_each(lambda bucket: update(optimizer, self.shards.in_bucket(bucket)))
+        self._was_gathered = True
+        return every
+
+    @property
+    def _sends_to_others(self) -> bool:
+        """Whether parameters have to travel; otherwise every rank has every gradient."""
+        return self.plan.passes == "both" and self.group.size() > 1
+
     def _check_clipped(self, gradients: Sequence[torch.Tensor]) -> None:
-        if self.plan.passes == "backward" or self.group.size() == 1:
-            return  # every rank has every gradient
+        if not self._sends_to_others:
+            return
         clipped = {id(gradient) for gradient in gradients}
         if any(id(shard.grad) in clipped for shard in self.shards.by_name.values()):
             raise RequestError(
@@ -302,12 +332,15 @@ class FlatEngine:
         self._know(optimizer)
         is_first = bool(self._unstepped)
         self._unstepped -= updated
-        self._is_stale = self._was_stepped = True
+        self._was_stepped = True
+        was_gathered, self._was_gathered = self._was_gathered, False
+        self._is_stale = not was_gathered
         if self._unstepped:
             return
+        if not was_gathered:
+            self.gather()
         if is_first:
             self._on_step_over()
-        self.gather()
 
     def _know(self, optimizer: Optimizer) -> None:
         if all(known is not optimizer for known in self._known_optimizers()):
@@ -315,10 +348,6 @@ class FlatEngine:
 
     def _known_optimizers(self) -> list[Optimizer]:
         return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
-
-    def _gather_now(self) -> None:
-        self.gather()
-        self._arrivals.wait_for_all()
 
     def _gather_flat(self, flat: torch.Tensor, collective: str) -> None:
         self._send_and_wait("all-gather", flat, collective)

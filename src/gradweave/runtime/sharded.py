@@ -77,6 +77,8 @@ class ShardedDataParallel(Planned, nn.Module):
                           thread that sends messages, and as often for those beside the training.
     ``elementwise``       classes of optimizers, beside torch's, that update each element by itself:
                           others are warned of, for a shard is a flat part of a parameter.
+    ``updates_by_bucket`` a step of the optimizer updates the bucket that forward needs first, and
+                          the others while it travels. For ranks whose cores idle meanwhile.
     """
 
     _baseline = BASELINE
@@ -97,6 +99,7 @@ class ShardedDataParallel(Planned, nn.Module):
         timeline: bool = False,
         make_group: Callable[[], dist.ProcessGroup] | None = None,
         elementwise: Collection[type[Optimizer]] = (),
+        updates_by_bucket: bool = False,
     ) -> None:
         super().__init__()
         require(FOR_BACKWARD_CALLBACKS)
@@ -145,6 +148,7 @@ class ShardedDataParallel(Planned, nn.Module):
             recorder=self._recorder,
             on_step_over=lambda: _alive(live).end_step(),
             elementwise=elementwise,
+            updates_by_bucket=updates_by_bucket,
         )
         own_groups = [OwnGroup(group, make_group) for _ in range(LANES if plans else 0)]
         self._driver: Driver | None = None

@@ -59,6 +59,9 @@ class Shards:
         """Return those that the optimizer updates."""
         return self._name_of.keys() & set(_all_of(optimizer))
 
+    def in_bucket(self, bucket: FlatBucket) -> set[nn.Parameter]:
+        return {self.by_name[name] for name in bucket.names}
+
     @torch.no_grad()
     def give_gradients(self) -> None:
         """Gradients are added to what nobody has zeroed, as in every backward pass.
