@@ -155,6 +155,9 @@ def test_training_beside_both_passes_and_in_loops(capsys, tmp_path):
         (["calibrate"], "--nodes is missing"),
         (["calibrate", "--nodes", "2,4"], "a calibration is of one cluster"),
         (["calibrate", "--nodes", "2", "--algorithm", "rign"], "no algorithm 'rign'"),
+        (["calibrate", "--nodes", "2", "--algorithm", "rign+bf16"], "no algorithm 'rign+bf16'"),
+        (["calibrate", "--nodes", "2", "--algorithm", "ring+int4"], "no compression 'int4'"),
+        (["calibrate", "--nodes", "2", "--algorithm", "native+int8"], "take ring+int8"),
         (["bench", "training", "--trace", "resnet20", "--nodes", "1"], "one rank sends no messag"),
         (
             ["bench", "training", "--trace", "resnet20", "--nodes", "2", "--runtime", "fast"],

@@ -24,6 +24,7 @@ from gradweave.costs import Curve, Fit, fit
 from gradweave.errors import RequestError
 from gradweave.lab import Cluster, ClusterSpec
 from gradweave.network import CollectiveCost, Network
+from gradweave.travel import parse_travel
 from gradweave.vocabulary import MIB, parse_bytes, parse_spec
 
 # A line that is wrong by more than this somewhere does not describe the points.
@@ -40,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=names,
         default=["native"],
         metavar="A",
-        help="native, any of ours, or all (default: native)",
+        help="native, any of ours, or all; all-reduces also rounded, as ring+bf16 and ring+int8 "
+        "(default: native)",
     )
     what.add_argument(
         "--largest", default="16MiB", metavar="S", help="the largest message (default: 16MiB)"
@@ -112,8 +114,14 @@ def _algorithms(options: argparse.Namespace) -> tuple[str, ...]:
     if options.algorithm == ["all"]:
         return ("native", *ours)
     for name in options.algorithm:
-        if name != "native" and parse_spec(name).name not in ours:
-            raise RequestError(f"no algorithm {name!r}; there are all, native, {', '.join(ours)}")
+        travel = parse_travel(name)
+        if str(travel) == "native+int8":
+            raise RequestError("backends have no sums of 8 bits; take ring+int8")
+        if parse_spec(travel.collective).name not in {"native", *ours}:
+            raise RequestError(
+                f"no algorithm {name!r}; there are all, native, {', '.join(ours)}, and all-reduces "
+                "that are rounded, such as ring+bf16"
+            )
     return tuple(options.algorithm)
 
 

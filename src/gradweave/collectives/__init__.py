@@ -30,6 +30,7 @@ from gradweave.costs import GIGABIT_ETHERNET, Link, closed_form, flat
 from gradweave.costs.pipeline import PipelineCost
 from gradweave.costs.scatter_gather import rounds
 from gradweave.errors import RequestError
+from gradweave.travel import Travel, parse_travel
 from gradweave.vocabulary import (
     MIB,
     Operation,
@@ -162,12 +163,21 @@ def names(operation: Operation) -> list[str]:
 
 
 def ways(operations: Sequence[Operation], algorithms: Sequence[str]) -> tuple[Way, ...]:
-    """Every operation by every algorithm that has it; the backend's own has all."""
+    """Every operation by every algorithm that has it; the backend's own has all.
+
+    Rounded, as ``ring+bf16``, are all-reduces only.
+    """
     return tuple(
         Way(operation, algorithm)
         for operation, algorithm in product(operations, algorithms)
-        if algorithm == "native" or parse_spec(algorithm).name in names(operation)
+        if _has(operation, parse_travel(algorithm))
     )
+
+
+def _has(operation: Operation, travel: Travel) -> bool:
+    by = parse_spec(travel.collective).name
+    is_rounded = travel.compression is not None
+    return by in {"native", *names(operation)} and (operation == "all-reduce" or not is_rounded)
 
 
 def build(
