@@ -213,12 +213,17 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return FREE if workers == 1 else formula
 
     def _rounded_cost(self, travel: Travel, workers: int) -> Cost:
-        """As measured; otherwise as if fewer bytes were all the difference."""
+        """As measured; otherwise as if fewer bytes were all the difference.
+
+        To the same collective, or to the default one where nothing is known of it.
+        """
         measured = self._measured("all-reduce", str(travel))
         if workers in measured:
             return measured[workers]
         assert travel.compression is not None
-        dense = self._dense_cost("all-reduce", travel.collective, workers)
+        is_known = self.links is not None or self._measured("all-reduce", travel.collective)
+        by = travel.collective if is_known else self.default_collective
+        dense = self._dense_cost("all-reduce", by, workers)
         share = Share(dense, travel.compression.wire_share)
         return share.line(0.0) if isinstance(dense, Line) else share
 

@@ -10,7 +10,7 @@ from gradweave.compression import Compression
 from gradweave.costs.cost import FloatArray
 from gradweave.errors import PlanMismatch
 from gradweave.trace import Trace
-from gradweave.travel import Travel
+from gradweave.travel import ROUNDED_BY, Travel
 from gradweave.vocabulary import Passes
 
 
@@ -24,6 +24,8 @@ class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.tensors:
             raise ValueError("tensors must not be empty")
+        if ROUNDED_BY in self.collective:
+            raise ValueError(f"collective must not say how to round, got {self.collective!r}")
 
     @property
     def travel(self) -> Travel:

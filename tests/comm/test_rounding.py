@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from ranks import on_processes, on_threads
 
-from gradweave.collectives import ALGORITHMS
-from gradweave.collectives.topology import topology_of
+from gradweave.collectives import ALGORITHMS, sums_copies
+from gradweave.collectives.topology import flat_topology, topology_of
 from gradweave.comm import Communicator
 from gradweave.comm.rounded_slices import RoundingMemory
 from gradweave.comm.rounding import WIRE_FORMATS, eight_bits
@@ -90,6 +90,8 @@ def test_what_is_not_finite_stays_so(name, values):
 def test_torch_and_compiled_loops_make_the_same_bits(elements, monkeypatch):
     pytest.importorskip("numba")
     values = gradients(0, elements) * torch.logspace(-44, 30, elements)
+    if elements > ELEMENTS_PER_SCALE:
+        values[3], values[-1] = torch.inf, torch.nan
 
     def made():
         dropped, added = torch.ones(elements), values.clone()
@@ -101,7 +103,7 @@ def test_torch_and_compiled_loops_make_the_same_bits(elements, monkeypatch):
     compiled = made()
     monkeypatch.setattr(eight_bits, "_kernels", lambda _: None)
     for one, other in zip(compiled, made(), strict=True):
-        assert torch.equal(one, other)
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("name", WIRE_FORMATS)
@@ -125,8 +127,9 @@ def sums(group, names, sizes, hosts=None):
             if name.endswith("int8"):
                 largest = largest.max().expand(elements)
             off = ((message.double() - exact).abs() / largest).max().item()
-            # Each of P sums is rounded once, and none is above the sum of magnitudes.
-            bound = 1.01 * ranks * HALF_LAST_PLACE[name.partition("+")[2]]
+            # Sums are rounded once for each rank, by algorithms that make copies twice as often.
+            roundings = 2 * ranks if name.startswith("recursive-doubling") else ranks
+            bound = (1 + HALF_LAST_PLACE[name.partition("+")[2]]) ** roundings - 1 + 1e-6
             found.append((name, elements, message.numpy().tobytes(), off <= bound))
     return found
 
@@ -154,12 +157,9 @@ def test_long_messages_travel_in_slices():
     assert all(is_near for *_, is_near in first)
 
 
-ADDS_UP = ["ring", "halving-doubling", "binary-tree", "double-tree", "linear-pipeline", "mst"]
-
-
-def kept(group, name, elements):
+def kept(group, name, elements, hosts=None):
     """Sums of several steps, and what is carried over in the end, with what was put in."""
-    communicator = Communicator(group, topology=topology_of([0] * group.size()))
+    communicator = Communicator(group, topology=topology_of(hosts or [0] * group.size()))
     carried, applied = torch.zeros(elements), torch.zeros(elements, dtype=torch.float64)
     given_ = torch.zeros(elements, dtype=torch.float64)
     for step in range(5):
@@ -172,16 +172,27 @@ def kept(group, name, elements):
     return applied, carried.double(), given_
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
-@pytest.mark.parametrize("schedule", ADDS_UP)
-@pytest.mark.parametrize("rounding", ["int8", "bf16"])
-def test_what_is_applied_and_what_is_kept_are_all_gradients(world, schedule, rounding):
-    found = on_threads(world, kept, f"{schedule}+{rounding}", 1000)
+def adds_up(found):
     applied = found[0][0]
     everything = sum(given_ for *_, given_ in found)
     carried = sum(kept_ for _, kept_, _ in found)
     assert torch.allclose(applied + carried, everything, atol=1e-4)
     assert not torch.allclose(applied, everything, atol=1e-4)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_is_applied_and_what_is_kept_are_all_gradients(world, schedule):
+    """By every algorithm whose sums are made once; the others are refused."""
+    if sums_copies(schedule, flat_topology(world)):
+        assert schedule in {"recursive-doubling", "exchange"}
+        return
+    adds_up(on_threads(world, kept, f"{schedule}+int8", 1000))
+
+
+@pytest.mark.parametrize("schedule", ["blueconnect", "two-level"])
+def test_nothing_is_lost_over_hosts(schedule):
+    adds_up(on_threads(6, kept, f"{schedule}+int8", 1000, [0, 0, 1, 1, 2, 2]))
 
 
 def refused(group, operation, name, message, *, keeps=False):

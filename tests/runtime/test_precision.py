@@ -162,23 +162,55 @@ def half():
     return network(torch.bfloat16)
 
 
+def with_sparse_gradients():
+    return nn.Sequential(nn.Embedding(3, 6, sparse=True), network())
+
+
+def by(collective, plan):
+    buckets = tuple(replace(bucket, collective=collective) for bucket in plan.buckets)
+    return replace(plan, buckets=buckets)
+
+
+def copying_plan():
+    return by("recursive-doubling", rounded_plan(2, 3))
+
+
+def native_plan():
+    return by("native", rounded_plan(2, 3))
+
+
+DIFFERENT = (
+    "rank 0 has precision='exact', collective='auto', timeline=False, {} plan; rank 1 has "
+    "precision='rounded', collective='auto', timeline=False, {} plan; wrap the model alike on "
+    "every rank"
+)
+EXACT_AND_ROUNDED = [{"precision": "exact"}, {"precision": "rounded"}]
+
+
 @pytest.mark.parametrize(
     ("options", "more", "complaint"),
     [
+        (EXACT_AND_ROUNDED, {}, DIFFERENT.format("no", "no")),
+        (EXACT_AND_ROUNDED, {"make": half}, DIFFERENT.format("no", "no")),
         (
-            [{"precision": "exact"}, {"precision": "rounded"}],
+            [{"plan": rounded_plan(2, 3), **one} for one in EXACT_AND_ROUNDED],
             {},
-            (
-                "rank 0 has precision 'exact', compression none, and rank 1 has precision "
-                "'rounded', compression none; wrap the model alike on every rank"
-            ),
+            DIFFERENT.format("a", "a"),
         ),
         (
             [{"precision": "rounded"}],
             {"make": half},
             (
-                "precision='rounded' is for gradients in float32, and '0.weight' has "
-                "torch.bfloat16; leave out precision"
+                "precision='rounded' is for gradients in float32, and '0.weight' has torch.bfloat16; "
+                "leave out precision"
+            ),
+        ),
+        (
+            [{"precision": "bf16"}],
+            {"make": with_sparse_gradients},
+            (
+                "precision='bf16' is for dense gradients, and '0' has sparse ones; use sparse=False "
+                "there, or leave out precision"
             ),
         ),
         (
@@ -193,21 +225,32 @@ def half():
             [{"precision": "int8", "collective": "recursive-doubling"}],
             {},
             (
-                "precision='int8' keeps what rounding drops, and by 'recursive-doubling' several "
-                "ranks make the same sums, so it would count twice; leave out collective, or take "
-                "precision='bf16'"
+                "int8 keeps what rounding drops, and by 'recursive-doubling' several ranks make the "
+                "same sums, so it would count twice; take ring, or bf16"
+            ),
+        ),
+        (
+            [{"precision": "rounded", "plan": copying_plan()}],
+            {},
+            (
+                "int8 keeps what rounding drops, and by 'recursive-doubling' several ranks make the "
+                "same sums, so it would count twice; take ring, or bf16"
+            ),
+        ),
+        (
+            [{"precision": "rounded", "plan": native_plan()}],
+            {},
+            (
+                "the plan sends bucket 1 by native+int8, and only schedules of ours round; plan for "
+                "ring"
             ),
         ),
         (
             [{"precision": "bf16", "collective": "blueconnect:auto"}],
             {},
-            (
-                "blueconnect:auto: expected 1 of ring, halving-doubling, "
-                "separated by slashes, for tiers of (2,)"
-            ),
+            "precision='bf16' is for schedules of ours; leave out collective='blueconnect:auto'",
         ),
     ],
-    ids=["ranks", "type", "hook", "copies", "tiers"],
 )
 def test_what_precision_does_not_go_with(tmp_path, options, more, complaint):
     found = on_two(refused, options, more, scratch=tmp_path)
@@ -339,8 +382,24 @@ def whole_beside(group):
     ]
 
 
-def test_sparse_plans_may_leave_buckets_whole(tmp_path):
-    for ways, sums, said in on_two(planned_weights, "sparse", scratch=tmp_path):
-        assert ways <= {"native", "gtopk:0.001"}
-        assert sums
-        assert "Measured" in said
+def test_sparse_plans_may_leave_buckets_dense(tmp_path):
+    (ways, sums, said), (_, others, _) = on_two(planned_weights, "sparse", scratch=tmp_path)
+    assert sums == others
+    assert "gtopk:0.001" in ways  # what it began with
+    assert ways <= {"native", "gtopk:0.001"}
+    assert "Measured" in said
+
+
+def joined(group):
+    wrapped = DistributedDataParallel(network(), precision="rounded")
+    with pytest.raises(RequestError) as caught, wrapped.join(divide_by_initial_world_size=False):
+        pass
+    return str(caught.value)
+
+
+def test_a_join_that_divides_by_fewer_is_refused(tmp_path):
+    expected = (
+        "with precision='rounded' gradients are divided by the number of all workers; leave out "
+        "divide_by_initial_world_size=False"
+    )
+    assert on_two(joined, scratch=tmp_path) == [expected] * 2

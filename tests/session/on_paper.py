@@ -7,7 +7,7 @@ from strategies import traces
 
 from gradweave.compression import Compression
 from gradweave.costs import Line
-from gradweave.session.candidates import shortlist, travels_known, unplanned_lengths
+from gradweave.session.candidates import shortlist, travels_for, unplanned_lengths
 from gradweave.session.commands import (
     Candidates,
     CompressionPrice,
@@ -149,11 +149,7 @@ class Owner:
             command.network,
             workers=4,
             planner=self.session.task.planner,
-            travels=travels_known(
-                command.network,
-                command.compression,
-                mixes_whole=self.session.task.mixes_whole,
-            ),
+            travels=travels_for(self.session.task, command.network, command.compression),
             baseline_lengths=self.baseline_lengths(),
         )
 

@@ -144,7 +144,8 @@ def make_plan(
         raise RequestError(f"no passes {passes!r}; there are {', '.join(OPERATIONS)}")
     if compression is not None and not is_compressible(trace):
         raise RequestError(f"{compression} is priced for gradients of 4 bytes only")
-    by = collective or network.default_for(*OPERATIONS[passes])
+    is_rounded = compression is not None and compression.rounding is not None
+    by = collective or (FOR_ROUNDED if is_rounded else network.default_for(*OPERATIONS[passes]))
     costs = _costs(network, by, workers=workers, compression=compression, passes=passes)
     return merge(
         trace,

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gradweave.costs import Cheapest, Cost, Times
+from gradweave.errors import RequestError
 from gradweave.network import Network
 from gradweave.plan import Plan, merge
 from gradweave.planning import find_planner, is_compressible
@@ -36,6 +37,8 @@ def plan_among(
     gradients are not of 4 bytes.
     """
     usable = [one for one in travels if one.compression is None or is_compressible(trace)]
+    if not usable:
+        raise RequestError(f"{travels[0].compression} is priced for gradients of 4 bytes only")
     costs = [
         network.cost("all-reduce", one.collective, workers=workers, compression=one.compression)
         for one in usable

@@ -14,7 +14,7 @@ from gradweave.runtime.survey import RankSurvey
 from gradweave.session.candidates import (
     Candidate,
     shortlist,
-    travels_known,
+    travels_for,
     unplanned_lengths,
 )
 from gradweave.session.commands import (
@@ -98,9 +98,7 @@ class Finding(Activity):
             network,
             workers=self._task.workers,
             planner=self._task.planner,
-            travels=travels_known(
-                network, self._command.compression, mixes_whole=self._task.mixes_whole
-            ),
+            travels=travels_for(self._task, network, self._command.compression),
             baseline_lengths=unplanned_lengths(
                 [tensor.nbytes for tensor in trace.tensors],
                 caps_bytes=self._task.baseline_caps_bytes,

@@ -15,8 +15,7 @@ class FlatBucket(NamedTuple):
 class CarriedErrors:
     """One wrapper's, by parameter: buckets change, and what was dropped stays with its parameter.
 
-    Where gradients are not finite, what was carried into that step is lost with them. Nothing of
-    this is in a checkpoint: it is less than the last digit of one step's gradients.
+    docs/precision.md says when some of it is lost: it is in no checkpoint, for example.
     """
 
     def __init__(self) -> None:

@@ -31,14 +31,14 @@ from gradweave.runtime.options import (
     COMPILED,
     Options,
     check_caps,
-    check_float32,
     check_plan,
-    check_rounding,
+    check_roundable,
+    check_ways,
     check_whole_model,
     first_collective,
     is_whole,
     needs_own_group,
-    require_same_precision,
+    require_same_options,
     rival_collectives,
     rounded_ways,
     sparse_settings,
@@ -137,9 +137,11 @@ class DistributedDataParallel(Planned, TorchDDP):
         if is_whole(compression):
             check_whole_model(plan)
         super().__init__(module, **torch_options)
+        # First: whoever comes to anything else with other options waits for others, or alone.
+        require_same_options(options, self.process_group, is_planned=plan is not None)
         self._options = options
         self._planned = planned_parameters(self)
-        check_float32(options, self._planned)
+        check_roundable(options, module, self._planned, torch_options)
         self._device = self.device
         self._steps = StepCount()
         self._recorder, self._clock_offset_s = None, 0.0
@@ -168,7 +170,6 @@ class DistributedDataParallel(Planned, TorchDDP):
     ) -> None:
         """Open what is ours: all ranks come here alike, and later on need not."""
         options, group = self._options, self.process_group
-        require_same_precision(options, group)
         task = self._task(is_remembered=is_remembered)
         plans = self._why_unplanned is None and group.size() > 1
         plans = plans and (given is None or task.replan_when is not None)
@@ -178,7 +179,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             backend = None if options.compression is None else "gloo"
             messages = OwnGroup(group, make_group, backend=backend)
             messages.thread()
-            check_rounding(options, messages.topology)
+            check_ways(options, plan, messages.topology)
         probing = OwnGroup(group, make_group) if plans else None
         self._sparse = None
         if options.compression is not None:  # for life: residuals stay with other buckets
@@ -302,7 +303,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             baseline_caps_bytes=torch_caps_bytes(self),
             keeps_declared_order=self._keeps_declared_order,
             compression_at=None if compression is None else compression.compression_at,
-            mixes_whole=options.precision == SPARSE,
+            mixes_dense=options.precision == SPARSE,
             is_whole_model=is_whole(compression),
         )
 
@@ -370,14 +371,20 @@ class DistributedDataParallel(Planned, TorchDDP):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Ranks that have run out of data cannot take part in planning, so it ends here."""
+        divides_by_all = kwargs.get("divide_by_initial_world_size", True)
+        if self._options.precision != EXACT and not divides_by_all:
+            raise RequestError(
+                f"with precision={self._options.precision!r} gradients are divided by the number "
+                "of all workers; leave out divide_by_initial_world_size=False"
+            )
         why = "planning ends where join() begins"
         self._stop_planning(why)
-        if not kwargs.get("divide_by_initial_world_size", True):
+        if not divides_by_all:
             self._drop_own_hook(why)
         has_hook = self._engine is not None and self._engine.sender is not None
-        if has_hook and not kwargs.get("divide_by_initial_world_size", True):
+        if has_hook and not divides_by_all:
             raise RequestError(
-                "with collective, compression, precision or timeline gradients are divided by the "
+                "with collective, compression or timeline gradients are divided by the "
                 "number of all workers; leave out divide_by_initial_world_size=False"
             )
         hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
@@ -420,6 +427,8 @@ class DistributedDataParallel(Planned, TorchDDP):
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         if self._sparse is not None:
             logger.warning("the copy of a sparsified wrapper sends all of its gradients")
+        elif self._options.precision != EXACT:
+            logger.warning("the copy of a wrapper that rounds sends gradients as they are")
         gone = ("_session", "_driver", "_engine", "_sparse", "_recorder", "_plan_cache")
         state |= dict.fromkeys(gone)
         state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}

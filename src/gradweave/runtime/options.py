@@ -36,7 +36,7 @@ from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.sparse.settings import GTopK, Sparse
 from gradweave.sparse.warmup import PAPER_DENSITY
 from gradweave.torch_internals import FOR_OTHER_BUCKETS, has_optimizer_in_backward, missing
-from gradweave.travel import Travel
+from gradweave.travel import Travel, parse_travel
 from gradweave.vocabulary import parse_spec
 
 AUTO = "auto"
@@ -90,10 +90,11 @@ class Options(Struct, frozen=True, kw_only=True):
                 "compression sends values and indices its own way; leave out collective and "
                 f"precision={self.precision!r}"
             )
-        if self.rounding is not None and self.collective == "native":
+        is_rounding = self.precision in {ROUNDED, *ROUNDING_NAMES}
+        if is_rounding and not _can_round(self.collective):
             raise RequestError(
-                f"precision={self.rounding!r} is for collectives of ours; leave out "
-                "collective='native'"
+                f"precision={self.precision!r} is for schedules of ours; leave out "
+                f"collective={self.collective!r}"
             )
 
     @property
@@ -129,7 +130,7 @@ def needs_own_group(options: Options, plan: Plan | None) -> bool:
     """Whether some messages cannot travel on the user's group."""
     if options.compression is not None or options.rounding is not None:
         return True
-    named = () if plan is None else [bucket.collective for bucket in plan.buckets]
+    named = () if plan is None else [str(bucket.travel) for bucket in plan.buckets]
     return not {options.collective, *named} <= {AUTO, "native"}
 
 
@@ -151,55 +152,72 @@ def rival_collectives(options: Options, topology: Topology) -> tuple[str, ...]:
 
 def rounded_ways(options: Options, topology: Topology) -> tuple[str, ...]:
     """Those that plans may choose where results may be rounded."""
+    by = options.collective
     if options.precision != ROUNDED:
         return ()
-    by = options.collective
-    if by in {AUTO, "native"}:
+    if by == AUTO:
         by = FOR_TIERS if _is_tiered(topology) else FOR_ROUNDED
     sums_copies = collectives.sums_copies(by, topology)
     to = (name for name in ROUNDED_TO if name not in KEEPS_ERRORS or not sums_copies)
     return tuple(str(Travel(by, Compression(method=name))) for name in to)
 
 
-def check_rounding(options: Options, topology: Topology) -> None:
-    """That the collective that the user has named can round as the user has said."""
-    by = options.collective
-    if options.rounding is None or by == AUTO:
-        return
-    if collectives.sums_copies(by, topology) and options.rounding in KEEPS_ERRORS:
-        raise RequestError(
-            f"precision='int8' keeps what rounding drops, and by {by!r} several ranks make the "
-            "same sums, so it would count twice; leave out collective, or take precision='bf16'"
-        )
+def check_ways(options: Options, plan: Plan | None, topology: Topology) -> None:
+    """That messages can be rounded in the ways that the user has named, and those of the plan."""
+    planned = () if plan is None else [bucket.travel for bucket in plan.buckets]
+    for travel in dict.fromkeys([parse_travel(first_collective(options, "native")), *planned]):
+        if travel.compression is None or travel.compression.rounding not in KEEPS_ERRORS:
+            continue
+        if collectives.sums_copies(travel.collective, topology):
+            raise RequestError(
+                f"{travel.compression} keeps what rounding drops, and by {travel.collective!r} "
+                "several ranks make the same sums, so it would count twice; take ring, or bf16"
+            )
 
 
 def _is_tiered(topology: Topology) -> bool:
     return len(topology.factors) > 1
 
 
-def require_same_precision(options: Options, group: dist.ProcessGroup) -> None:
-    """Raise on all ranks where some would send other messages than others."""
-    compression = "none" if options.compression is None else type(options.compression).__name__
-    said = f"precision {options.precision!r}, compression {compression}"
+def require_same_options(options: Options, group: dist.ProcessGroup, *, is_planned: bool) -> None:
+    """Raise on all ranks where some would send or wait for other messages than others."""
+    said = f"precision={options.precision!r}, collective={options.collective!r}"
+    if options.compression is not None:
+        kind = type(options.compression).__name__
+        said += f", compression={kind}(whole_model={options.compression.whole_model}, …)"
+    said += f", timeline={options.timeline}, {'a' if is_planned else 'no'} plan"
     everyone = gather_text(group, said, device=group_device(group))
     for rank, text in enumerate(everyone):
         if text != everyone[0]:
             raise RequestError(
-                f"rank 0 has {everyone[0]}, and rank {rank} has {text}; wrap the model alike on "
-                "every rank"
+                f"rank 0 has {everyone[0]}; rank {rank} has {text}; wrap the model alike on every "
+                "rank"
             )
 
 
-def check_float32(options: Options, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Raise where precision would round gradients that are not float32."""
+def check_roundable(
+    options: Options,
+    module: nn.Module,
+    parameters: Mapping[str, torch.Tensor],
+    torch_options: Mapping[str, Any],
+) -> None:
+    """Raise where precision would round gradients that cannot be rounded."""
     if options.rounding is None and options.precision != ROUNDED:
         return
+    of = f"precision={options.precision!r}"
     for name, parameter in parameters.items():
         if parameter.dtype is not torch.float32:
             raise RequestError(
-                f"precision={options.precision!r} is for gradients in float32, and {name!r} has "
-                f"{parameter.dtype}; leave out precision"
+                f"{of} is for gradients in float32, and {name!r} has {parameter.dtype}; leave out "
+                "precision"
             )
+    for name in modules_with_sparse_gradients(module):
+        raise RequestError(
+            f"{of} is for dense gradients, and {name!r} has sparse ones; use sparse=False there, "
+            "or leave out precision"
+        )
+    if torch_options.get("mixed_precision") is not None:
+        raise RequestError(f"{of} needs the one hook that mixed_precision has; leave out one")
 
 
 def check_whole_model(plan: object) -> None:
@@ -218,13 +236,19 @@ def check_plan(plan: object, options: Options) -> None:
         _check_collective(bucket.collective)
         rounding = None if bucket.compression is None else bucket.compression.rounding
         is_sparse = bucket.compression is not None and rounding is None
-        may_be_whole = options.precision == SPARSE and bucket.compression is None
-        if is_sparse != (options.compression is not None) and not may_be_whole:
+        is_plain = bucket.compression is None and bucket.collective == "native"
+        may_be_dense = options.precision == SPARSE and is_plain
+        if is_sparse != (options.compression is not None) and not may_be_dense:
             found = f"by {bucket.compression}" if is_sparse else "uncompressed"
             needs = "with" if options.compression is not None else "without"
             raise RequestError(
                 f"the plan sends bucket {number} {found}, and the model is wrapped {needs} "
                 "compression; plan for what is wrapped"
+            )
+        if rounding is not None and not _can_round(bucket.collective):
+            raise RequestError(
+                f"the plan sends bucket {number} by {bucket.travel}, and only schedules of ours "
+                "round; plan for ring"
             )
         if rounding not in _roundings(options):
             found = "as it is" if rounding is None else f"rounded to {rounding}"
@@ -232,6 +256,13 @@ def check_plan(plan: object, options: Options) -> None:
                 f"the plan sends bucket {number} {found}, and the model is wrapped with "
                 f"precision={options.precision!r}; plan for what is wrapped"
             )
+
+
+def _can_round(collective: str) -> bool:
+    """Whether it runs as a schedule of ours: not by the backend, nor by groups for its tiers."""
+    name, argument = parse_spec(collective)
+    tiers = (argument or "").split("/")
+    return name != "native" and not (name == FOR_TIERS and {"auto", "native"} & set(tiers))
 
 
 def _roundings(options: Options) -> Collection[RoundingName | None]:
@@ -251,7 +282,7 @@ def _check_overlap(planner: str, *, overlap: bool) -> None:
 
 def _check_collective(name: str, others: Sequence[str] = ()) -> None:
     known = [*others, "native", *collectives.names("all-reduce")]
-    if parse_spec(name).name not in known:
+    if parse_spec(name).name not in known or parse_travel(name).compression is not None:
         raise RequestError(f"no collective {name!r}; there are {', '.join(known)}")
 
 

@@ -71,6 +71,7 @@ class DenseTransport:
     ) -> None:
         self._group, self._ways, self._named = group, ways, named
         self._own_group, self._carried, self._names = own_group, carried, names
+        self._keeping = {way for way in {*ways, named} if _keeps_errors(way)}
 
     def name_of(self, bucket: int) -> str:
         return self._ways[bucket] if self._ways else self._named
@@ -88,13 +89,14 @@ class DenseTransport:
         # with three ranks, say, a quotient would differ in its last bit.
         gradient.mul_(1.0 / self._group.size())
         way = self.name_of(bucket)
-        flat = FlatBucket(
-            tuple(self._names[parameter] for parameter in parameters),
-            tuple(parameter.numel() for parameter in parameters),
-        )
-        if _keeps_errors(way):
-            return self._sum_and_keep(gradient, way, self._carried.of_bucket(flat, gradient))
-        self._carried.give_back(flat, gradient)
+        if way in self._keeping or self._carried.has_any:
+            flat = FlatBucket(
+                tuple(self._names[parameter] for parameter in parameters),
+                tuple(parameter.numel() for parameter in parameters),
+            )
+            if way in self._keeping:
+                return self._sum_and_keep(gradient, way, self._carried.of_bucket(flat, gradient))
+            self._carried.give_back(flat, gradient)
         if way == "native":
             return self._group.allreduce([gradient]).get_future()
         return self._thread.submit("all-reduce", gradient, collective=way)
@@ -124,16 +126,16 @@ def _keeps_errors(way: str) -> bool:
 class SparseTransport:
     """Only the largest elements; what waits in residuals belongs to one wrapper for its life.
 
-    Buckets that are ``whole`` in a plan travel with all their elements.
+    Buckets that are ``dense`` in a plan travel with all their elements.
     """
 
     def __init__(
-        self, training: SparseTraining, own_group: OwnGroup, *, whole: Collection[int] = ()
+        self, training: SparseTraining, own_group: OwnGroup, *, dense: Collection[int] = ()
     ) -> None:
-        self._training, self._own_group, self._whole = training, own_group, whole
+        self._training, self._own_group, self._dense = training, own_group, dense
 
     def name_of(self, bucket: int) -> str:
-        return "native" if bucket in self._whole else self._training.settings.exchange
+        return "native" if bucket in self._dense else self._training.settings.exchange
 
     def average(
         self,
@@ -161,7 +163,7 @@ class SparseTransport:
                 gradient,
                 names,
                 frozen=frozen,
-                whole=bucket in self._whole,
+                dense=bucket in self._dense,
             )
             return self._own_group.thread().submit_task(average, gradient)
 
@@ -287,9 +289,9 @@ class Transports:
         if self._sparse is not None:
             assert self._own_group is not None, "sparse messages travel on a group of their own"
             buckets = () if plan is None else plan.buckets
-            whole = {number for number, bucket in enumerate(buckets) if not bucket.is_sparse}
+            dense = {number for number, bucket in enumerate(buckets) if not bucket.is_sparse}
             return BucketSender(
-                SparseTransport(self._sparse, self._own_group, whole=whole),
+                SparseTransport(self._sparse, self._own_group, dense=dense),
                 rank=self._group.rank(),
                 recorder=self._recorder,
                 writes_unused=self._finds_unused,

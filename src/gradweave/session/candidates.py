@@ -12,9 +12,10 @@ from gradweave.plan import Plan, merge
 from gradweave.planning import make_plan
 from gradweave.planning.baselines import UNIFORM_MIB, closed_at
 from gradweave.planning.joint import plan_among
+from gradweave.session.task import PlanningTask
 from gradweave.simulation import simulate
 from gradweave.trace import Trace
-from gradweave.travel import Travel
+from gradweave.travel import Travel, parse_travel
 from gradweave.vocabulary import MIB, Passes
 
 # Fewer messages than the optimum, for where the model is wrong about what one costs.
@@ -78,15 +79,21 @@ def shortlist(
     return [*reversed(unique.values()), replace(baseline, is_baseline=True)]
 
 
-def travels_known(
-    network: Network, compression: Compression | None, *, mixes_whole: bool
+def travels_for(
+    task: PlanningTask, network: Network, compression: Compression | None
 ) -> tuple[Travel, ...]:
-    """The ways that were measured; with ``compression`` only that, unless it may be mixed."""
-    if compression is None:
-        return network.travels
-    first = network.travels[0].collective
-    thinned_out = Travel(first, compression)
-    return (thinned_out, Travel(first)) if mixes_whole else (thinned_out,)
+    """The ways that messages may take: those that were measured, and roundings that may be tried.
+
+    Of a rounding that no message has taken yet fewer bytes are expected to be all the difference;
+    when it is tried, its messages tell. Where nothing is tried, nothing unknown is chosen. With
+    ``compression`` there is only that, unless it may be mixed.
+    """
+    if compression is not None:
+        first = network.travels[0].collective
+        thinned_out = Travel(first, compression)
+        return (thinned_out, Travel(first)) if task.mixes_dense else (thinned_out,)
+    untried = map(parse_travel, task.roundings if task.trial_steps else ())
+    return tuple(dict.fromkeys([*network.travels, *untried]))
 
 
 def unplanned_lengths(

@@ -6,7 +6,8 @@ Parts of a session: generators that yield commands, are sent replies and return 
 from collections.abc import Generator
 from typing import Any
 
-from gradweave.compression import Compression
+from gradweave.compression import KEEPS_ERRORS, Compression
+from gradweave.plan import Plan
 from gradweave.session.candidates import Candidate
 from gradweave.session.commands import (
     Candidates,
@@ -15,6 +16,7 @@ from gradweave.session.commands import (
     Install,
     SimpleBuckets,
     StepsTimed,
+    TakeSteps,
     TimeSteps,
 )
 from gradweave.session.gains import expected_s, is_worth_trying, why_nothing_is_gained
@@ -34,6 +36,8 @@ MOST_CHALLENGERS = 3
 # Of a chosen plan, as it will run.
 CONFIRMING_STEPS = 6
 STEPS_TO_CONFIRM = SETTLING_STEPS + CONFIRMING_STEPS + AGREEING_STEPS
+# In which what a plan with 8 bits has left is paid, so that a settled plan need not.
+STEPS_TO_PAY = 1
 # A gain like this is no accident of the moment at which the baseline ran, nor of its hook; what
 # gains less has to show it beside the baseline again.
 CLEAR_GAIN = 0.15
@@ -75,6 +79,9 @@ def fastest(
             candidates = found.candidates
     if not champion.candidate.is_baseline:
         champion = yield from _confirmed(known, champion)
+    owes = any(_keeps_errors(trial.candidate.plan) for trial in known.findings.trials)
+    if owes and not _keeps_errors(champion.candidate.plan):
+        yield TakeSteps(STEPS_TO_PAY)
     known.note(baseline_step_s=_baseline(known).step_s, step_s=champion.step_s)
     if champion.candidate.is_baseline:
         known.note(note=_why_nothing(known, candidates, champion))
@@ -150,9 +157,15 @@ def _confirmed(known: Knowledge, chosen: Trial) -> Contest:
     return winner if winner.step_s <= baseline.step_s else baseline
 
 
+def _keeps_errors(plan: Plan) -> bool:
+    """Whether it carries over what rounding drops."""
+    compressions = [bucket.compression for bucket in plan.buckets if bucket.compression]
+    return any(compression.rounding in KEEPS_ERRORS for compression in compressions)
+
+
 def _has_time_for(known: Knowledge, *, visits: int) -> bool:
     """Whether so many visits, a search for the next plan and confirming the last one fit in."""
-    afterwards = AGREEING_STEPS + STEPS_TO_CONFIRM
+    afterwards = AGREEING_STEPS + STEPS_TO_CONFIRM + STEPS_TO_PAY
     return known.has_time_for(visits * known.task.steps_per_visit + afterwards)
 
 

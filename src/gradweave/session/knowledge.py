@@ -53,10 +53,7 @@ class Knowledge:
     def learnt_network(self) -> Network:
         """What the messages so far say that others would cost."""
         network = learnt_network(
-            self.samples,
-            workers=self.task.workers,
-            model_bytes=int(self.trace.nbytes.sum()),
-            roundings=self.task.roundings,
+            self.samples, workers=self.task.workers, model_bytes=int(self.trace.nbytes.sum())
         )
         if network is None:
             raise RequestError("no message of the training was seen")

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import fsum
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gradweave.costs import Curve, Line
 from gradweave.network import CollectiveCost, Network
-from gradweave.travel import parse_travel
 from gradweave.vocabulary import KIB, MIB, Operation, Way
 
 # Sizes that differ by less are one point of a curve.
@@ -75,29 +74,38 @@ def samples_of(ranks: Sequence[Sequence[MessageTimes]]) -> list[MessageSample]:
     The rank that was ready last waited for nobody else, so of all ranks it saw the message take the
     shortest; clocks need not agree.
     """
-    by_way = [_by_way(times) for times in ranks]
+    by_queue = [_by_queue(times) for times in ranks]
     samples = []
-    for way in by_way[0]:
-        of_ranks = [of_rank.get(way, []) for of_rank in by_way]
+    for queue in by_queue[0]:
+        of_ranks = [of_rank.get(queue, []) for of_rank in by_queue]
         if len(set(map(len, of_ranks))) == 1:  # otherwise the step was cut in the middle
-            samples += [
-                MessageSample(
-                    operation=way.operation,
-                    collective=way.collective,
-                    sizes_bytes=tuple(one.nbytes for one in of_ranks[0][first:last]),
-                    taken_s=max(
-                        SHORTEST_S, min(_taken_s(of_rank[first:last]) for of_rank in of_ranks)
-                    ),
+            for first, last in _busy(of_ranks):
+                stretch = of_ranks[0][first:last]
+                if len({one.collective for one in stretch}) > 1:
+                    continue  # whose time is whose is not known
+                taken_s = min(_taken_s(of_rank[first:last]) for of_rank in of_ranks)
+                samples.append(
+                    MessageSample(
+                        operation=stretch[0].operation,
+                        collective=stretch[0].collective,
+                        sizes_bytes=tuple(one.nbytes for one in stretch),
+                        taken_s=max(SHORTEST_S, taken_s),
+                    )
                 )
-                for first, last in _busy(of_ranks)
-            ]
     return samples
 
 
-def _by_way(times: Iterable[MessageTimes]) -> dict[Way, list[MessageTimes]]:
-    found: dict[Way, list[MessageTimes]] = defaultdict(list)
+class _Queue(NamedTuple):
+    """Messages that wait for each other: those of the backend, and those on our threads."""
+
+    operation: Operation
+    is_native: bool
+
+
+def _by_queue(times: Iterable[MessageTimes]) -> dict[_Queue, list[MessageTimes]]:
+    found: dict[_Queue, list[MessageTimes]] = defaultdict(list)
     for one in sorted(times, key=lambda one: one.ready_s):
-        found[Way(one.operation, one.collective)].append(one)
+        found[_Queue(one.operation, one.collective == "native")].append(one)
     return found
 
 
@@ -118,17 +126,9 @@ def _taken_s(messages: Sequence[MessageTimes]) -> float:
 
 
 def learnt_network(
-    samples: Iterable[MessageSample],
-    *,
-    workers: int,
-    model_bytes: int,
-    roundings: tuple[str, ...] = (),
+    samples: Iterable[MessageSample], *, workers: int, model_bytes: int
 ) -> Network | None:
-    """What the samples say messages of up to ``model_bytes`` cost; None where there are none.
-
-    Of ``roundings`` that no message has taken yet it is expected that fewer bytes are all the
-    difference; when one is tried, its messages tell what rounding costs.
-    """
+    """What the samples say messages of up to ``model_bytes`` cost; None where there are none."""
     by_way: dict[Way, list[MessageSample]] = defaultdict(list)
     for sample in samples:
         by_way[Way(sample.operation, sample.collective)].append(sample)
@@ -147,22 +147,12 @@ def learnt_network(
                 latency_s=latency_s,
             )
         )
-    unseen = (name for name in roundings if Way("all-reduce", name) not in by_way)
-    costs += [_estimated(name, costs[0]) for name in unseen]
     count = sum(len(sample.sizes_bytes) for of_way in by_way.values() for sample in of_way)
     return Network(
         name="learnt in training",
         source=f"learnt from {count} messages on {workers} ranks",
         costs=tuple(costs),
     )
-
-
-def _estimated(rounding: str, known: CollectiveCost) -> CollectiveCost:
-    compression = parse_travel(rounding).compression
-    assert compression is not None
-    assert isinstance(known.cost, Curve)
-    sizes = (round(size / compression.wire_share) for size in known.cost.nbytes)
-    return replace(known, collective=rounding, cost=replace(known.cost, nbytes=tuple(sizes)))
 
 
 def sizes_to_probe(

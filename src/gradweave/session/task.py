@@ -35,7 +35,7 @@ class PlanningTask(Struct, frozen=True, kw_only=True):
     baseline_caps_bytes: tuple[int, int] = (TORCH_FIRST_BYTES, TORCH_BYTES)  # the first's, others'
     keeps_declared_order: bool = False  # of gradients, turned round
     compression_at: Callable[[int], Compression] | None = None  # by training step
-    mixes_whole: bool = False  # buckets that are not thinned out with some that are
+    mixes_dense: bool = False  # buckets that are not thinned out with some that are
     is_whole_model: bool = False  # which travels as one sparse message, whatever that costs
 
     @property

@@ -57,19 +57,19 @@ class Sparsifier:
         density: float,
         divide_by: float = 1.0,
         frozen: Collection[str] = (),
-        whole: bool = False,
+        dense: bool = False,
     ) -> Exchanged:
         """In place: a flat bucket of these parameters becomes what is applied, zero elsewhere.
 
         Of ``frozen`` ones nothing is sent, and what is carried over for them stays. The message is
-        as long as with them, so that ranks may differ in what they freeze. As a ``whole``, all
-        elements travel with all that was carried over for them, and nothing is left.
+        as long as with them, so that ranks may differ in what they freeze. Of a ``dense`` bucket
+        all elements travel, with all that was carried over for them, and nothing is left.
 
         Where the gradient of any rank has NaN or Inf, or what is applied is too large for its type,
         it becomes NaN on all of them, so that GradScaler skips the step everywhere.
         """
         elements = {name: self._elements.get(name, 0) for name in names}
-        below = gradient.numel() + 1 if whole else self.dense_below
+        below = gradient.numel() + 1 if dense else self.dense_below
         places = places_below(elements.values(), below)
         numel = gradient.numel() - sum(place.stop - place.start for place in places)
         k = elements_kept(numel, density)
@@ -86,7 +86,7 @@ class Sparsifier:
         # The small ones travel while the others are selected from: zeros in their place are not.
         summed = own.clone()
         left_out = [*held_back]
-        if whole:
+        if dense:
             summed += take_out(without(residual, held_back).kept.clone(), places)
             left_out = [*held_back, *places]
         wait_for_sum = self.exchanger.start_sum(summed) if places else None

@@ -101,11 +101,11 @@ class SparseTraining:
         names: Sequence[str],
         *,
         frozen: Collection[str] = (),
-        whole: bool = False,
+        dense: bool = False,
     ) -> None:
         """In place, a flat bucket of these parameters; blocks until that is done.
 
-        Of those that are ``frozen`` nothing is sent, and their residuals stay. A ``whole`` bucket
+        Of those that are ``frozen`` nothing is sent, and their residuals stay. A ``dense`` bucket
         is not thinned out: it takes along all that is left of earlier steps.
         """
         if self._unsettled is not None:
@@ -117,7 +117,7 @@ class SparseTraining:
             density=self.settings.density_at(self.step - 1),
             divide_by=self.group.size(),
             frozen=frozen,
-            whole=whole,
+            dense=dense,
         )
 
     def settle(self, *, is_idle: bool) -> None:

@@ -5,6 +5,7 @@ NaN, so that a loss scaler sees on every rank what one rank has. Numbers that ar
 sent as zero.
 """
 
+import logging
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 
 from gradweave.compression import ELEMENTS_PER_SCALE
+
+logger = logging.getLogger(__name__)
 
 LARGEST = 127.0
 # Below this 127 times the reciprocal would not be finite.
@@ -82,9 +85,14 @@ def _parts(message: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Te
 
 @lru_cache(maxsize=8)
 def _kernels(device_type: str) -> Any:
-    """Imported when they are needed: numba takes half a second."""
-    is_compiled = device_type == "cpu" and find_spec("numba") is not None
-    return import_module("gradweave.comm.rounding.kernels") if is_compiled else None
+    """Imported when they are needed: numba takes half a second. None where it cannot be."""
+    if device_type != "cpu" or find_spec("numba") is None:
+        return None
+    try:
+        return import_module("gradweave.comm.rounding.kernels")
+    except ImportError as error:
+        logger.warning("8-bit messages are rounded by torch, which takes longer: %s", error)
+        return None
 
 
 def _in_groups(values: torch.Tensor) -> torch.Tensor:
