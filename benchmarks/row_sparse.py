@@ -8,8 +8,6 @@ Writes OUTPUT.json and OUTPUT.md. Five minutes on two cores.
 """
 
 import argparse
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,13 +18,13 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
+from ask_ranks import answer_of, is_rank
 from made_with import made_with
 from msgspec import Struct
 
 from gradweave.bench.ranks import default_group
 from gradweave.comm import Communicator
 from gradweave.comm.small_messages import group_device, largest
-from gradweave.lab import Cluster, ClusterSpec, OutputLine
 from gradweave.presets import load_trace
 
 CASES = ((2, "10gbit"), (2, "1gbit"), (4, "1gbit"))
@@ -56,27 +54,16 @@ class Found(Struct, frozen=True, kw_only=True):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path, help="path without suffix")
-    if "RANK" in os.environ:
+    if is_rank():
         answer()
         return
     output = parser.parse_args().output
-    found = {f"{nodes} nodes, {rate}": on_cluster(nodes, rate) for nodes, rate in CASES}
+    found = {
+        f"{nodes} nodes, {rate}": answer_of(__file__, Found, nodes=nodes, rate=rate)
+        for nodes, rate in CASES
+    }
     output.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
     output.with_suffix(".md").write_text(page(found))
-
-
-def on_cluster(nodes: int, rate: str) -> Found:
-    answers: list[Found] = []
-
-    def take(line: OutputLine) -> None:
-        if line.rank == 0 and line.text.startswith("{"):
-            answers.append(msgspec.json.decode(line.text, type=Found))
-
-    with Cluster(ClusterSpec(nodes=nodes, rate=rate)) as cluster:
-        result = cluster.start([sys.executable, __file__], on_line=take).wait()
-    if result.first_failure is not None:
-        raise SystemExit(str(result.first_failure))
-    return answers[0]
 
 
 def answer() -> None:

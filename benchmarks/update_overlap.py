@@ -7,8 +7,6 @@ before the first of them travels. Writes OUTPUT.json and OUTPUT.md. Eight minute
 """
 
 import argparse
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,13 +14,13 @@ from statistics import median
 
 import msgspec
 import torch
+from ask_ranks import answer_of, is_rank
 from made_with import made_with
 from msgspec import Struct
 from torch import nn
 
 from gradweave.bench.ranks import default_group
 from gradweave.comm.small_messages import group_device, largest
-from gradweave.lab import Cluster, ClusterSpec, OutputLine
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.sharded import ShardedDataParallel
 
@@ -44,27 +42,16 @@ class Turns(Struct, frozen=True, kw_only=True):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path, help="path without suffix")
-    if "RANK" in os.environ:
+    if is_rank():
         answer()
         return
     output = parser.parse_args().output
-    found = {f"{nodes} nodes, {rate}": on_cluster(nodes, rate) for nodes, rate in CASES}
+    found = {
+        f"{nodes} nodes, {rate}": answer_of(__file__, Turns, nodes=nodes, rate=rate)
+        for nodes, rate in CASES
+    }
     output.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
     output.with_suffix(".md").write_text(page(found))
-
-
-def on_cluster(nodes: int, rate: str) -> Turns:
-    answers: list[Turns] = []
-
-    def take(line: OutputLine) -> None:
-        if line.rank == 0 and line.text.startswith("{"):
-            answers.append(msgspec.json.decode(line.text, type=Turns))
-
-    with Cluster(ClusterSpec(nodes=nodes, rate=rate)) as cluster:
-        result = cluster.start([sys.executable, __file__], on_line=take).wait()
-    if result.first_failure is not None:
-        raise SystemExit(str(result.first_failure))
-    return answers[0]
 
 
 class Tied(nn.Module):
