@@ -178,7 +178,7 @@ def wanted(names: Iterable[str], seeds: Iterable[int], *, full: bool) -> list[Tr
 
 
 def train(trainings: list[Training], data: Path, raw: Path) -> None:
-    known = _known(raw)
+    known = known_outcomes(raw)
     outcomes, now = list(known.outcomes), made_with()
     # Those that are known were made with something else.
     all_made_with = (
@@ -272,11 +272,11 @@ def _table(found: list[Outcome]) -> list[str]:
         points = [100 * (ends[seed].accuracy - dense[seed].accuracy) for seed in both]
         percent = [100 * (ends[seed].test_loss / dense[seed].test_loss - 1) for seed in both]
         lines.append(
-            f"| {label} | {len(ends)} | {_spread([100 * end.accuracy for end in ends.values()])} % "
+            f"| {label} | {len(ends)} | {spread([100 * end.accuracy for end in ends.values()])} % "
             f"| {_difference(points)} "
-            f"| {_spread([end.test_loss for end in ends.values()], digits=3)} "
+            f"| {spread([end.test_loss for end in ends.values()], digits=3)} "
             f"| {_difference(percent, unit=' %')} "
-            f"| {_spread([end.train_loss for end in ends.values()], digits=3)} |"
+            f"| {spread([end.train_loss for end in ends.values()], digits=3)} |"
         )
     return lines
 
@@ -287,7 +287,7 @@ def _labels(found: list[Outcome]) -> list[str]:
     return sorted(densities, key=lambda label: -densities[label])
 
 
-def _spread(numbers: list[float], digits: int = 2) -> str:
+def spread(numbers: list[float], digits: int = 2) -> str:
     deviation = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
     return f"{mean(numbers):.{digits}f}{deviation}"
 
@@ -368,15 +368,15 @@ def main() -> None:
             raw,
         )
     for name in (options.only or []) if options.losses else []:
-        write_losses(EXPERIMENTS[name].of(_known(raw), full=options.full), options.losses)
-    draw(_known(raw), options.output, full=options.full)
+        write_losses(EXPERIMENTS[name].of(known_outcomes(raw), full=options.full), options.losses)
+    draw(known_outcomes(raw), options.output, full=options.full)
     files.write_text(
         options.output.with_suffix(".md"),
-        page(_known(raw), options.output.name, full=options.full),
+        page(known_outcomes(raw), options.output.name, full=options.full),
     )
 
 
-def _known(raw: Path) -> Everything:
+def known_outcomes(raw: Path) -> Everything:
     if not raw.exists():
         return Everything(made_with="", outcomes=[])
     return msgspec.json.decode(raw.read_bytes(), type=Everything)

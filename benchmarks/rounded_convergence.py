@@ -12,8 +12,8 @@ from statistics import mean, stdev
 
 import altair as alt
 import msgspec
+from convergence import Everything, known_outcomes
 from made_with import made_with
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave import files
@@ -58,11 +58,6 @@ EXPERIMENTS = {
 }
 
 
-class Everything(Struct, frozen=True, kw_only=True):
-    made_with: str
-    outcomes: list[Outcome]
-
-
 def trainings(exact: Training, seed: int) -> list[Training]:
     exact = replace(exact, seed=seed)
     rounded = [replace(exact, wire=wire) for wire in WIRES]
@@ -70,7 +65,7 @@ def trainings(exact: Training, seed: int) -> list[Training]:
 
 
 def train(names: list[str], seeds: list[int], data: Path, raw: Path) -> None:
-    outcomes = _known(raw).outcomes
+    outcomes = known_outcomes(raw).outcomes
     done = [outcome.training for outcome in outcomes]
     wanted = [
         training
@@ -146,18 +141,13 @@ def _table(found: list[Outcome]) -> list[str]:
         )
         same = all(one.same_weights for one in found if one.training.label == label)
         lines.append(
-            f"| {label} | {len(of_label)} | {_spread([e.test_loss for e in of_label.values()])} "
+            f"| {label} | {len(of_label)} | {spread([e.test_loss for e in of_label.values()], digits=3)} "
             f"| {mean(apart):+.4f}{in_deviations} "
-            f"| {_spread([100 * e.accuracy for e in of_label.values()], digits=1)} % "
-            f"| {_spread([e.train_loss for e in of_label.values()])} "
+            f"| {spread([100 * e.accuracy for e in of_label.values()], digits=1)} % "
+            f"| {spread([e.train_loss for e in of_label.values()], digits=3)} "
             f"| {mean(e.wall_s for e in of_label.values()):.0f} | {'yes' if same else 'no'} |"
         )
     return lines
-
-
-def _spread(numbers: list[float], digits: int = 3) -> str:
-    deviation = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    return f"{mean(numbers):.{digits}f}{deviation}"
 
 
 def draw(everything: Everything, output: Path) -> None:
@@ -186,12 +176,6 @@ def draw(everything: Everything, output: Path) -> None:
         alt.hconcat(*charts).save(output.with_name(f"{output.name}.svg"))
 
 
-def _known(raw: Path) -> Everything:
-    if not raw.exists():
-        return Everything(made_with="", outcomes=[])
-    return msgspec.json.decode(raw.read_bytes(), type=Everything)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path, help="path without suffix")
@@ -204,7 +188,7 @@ def main() -> None:
     if not options.again:
         names, seeds = options.only or list(EXPERIMENTS), options.seed or list(SEEDS)
         train(names, seeds, options.data.resolve(), raw)
-    everything = _known(raw)
+    everything = known_outcomes(raw)
     draw(everything, options.output)
     files.write_text(options.output.with_suffix(".md"), page(everything, options.output.name))
 
