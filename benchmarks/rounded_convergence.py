@@ -127,7 +127,7 @@ def _table(found: list[Outcome]) -> list[str]:
     ]
     ends = {(o.training.label, o.training.seed): o.epochs[-1] for o in found if not o.diverged}
     dense = {seed: end for (label, seed), end in ends.items() if label == "dense"}
-    spread = stdev(end.test_loss for end in dense.values()) if len(dense) > 1 else None
+    deviation = stdev(end.test_loss for end in dense.values()) if len(dense) > 1 else None
     for label in dict.fromkeys(one.training.label for one in found):
         of_label = {seed: end for (name, seed), end in ends.items() if name == label}
         if not of_label:
@@ -136,13 +136,14 @@ def _table(found: list[Outcome]) -> list[str]:
         apart = [
             end.test_loss - dense[seed].test_loss for seed, end in of_label.items() if seed in dense
         ]
-        in_deviations = (
-            "" if not spread or label == "dense" else f" ({mean(apart) / spread:+.1f} s.d.)"
-        )
+        in_deviations = ""
+        if deviation and apart and label != "dense":
+            in_deviations = f" ({mean(apart) / deviation:+.1f} s.d.)"
+        test_losses = [end.test_loss for end in of_label.values()]
         same = all(one.same_weights for one in found if one.training.label == label)
         lines.append(
-            f"| {label} | {len(of_label)} | {spread([e.test_loss for e in of_label.values()], digits=3)} "
-            f"| {mean(apart):+.4f}{in_deviations} "
+            f"| {label} | {len(of_label)} | {spread(test_losses, digits=3)} "
+            f"| {mean(apart or [0.0]):+.4f}{in_deviations} "
             f"| {spread([100 * e.accuracy for e in of_label.values()], digits=1)} % "
             f"| {spread([e.train_loss for e in of_label.values()], digits=3)} "
             f"| {mean(e.wall_s for e in of_label.values()):.0f} | {'yes' if same else 'no'} |"
