@@ -12,7 +12,7 @@ from statistics import mean, stdev
 
 import altair as alt
 import msgspec
-from convergence import Everything, known_outcomes
+from convergence import Everything, known_outcomes, spread
 from made_with import made_with
 from msgspec.structs import replace
 
