@@ -137,7 +137,8 @@ def page(cells: list[Cell]) -> str:
     lines = [
         "# What each precision gains",
         "",
-        f"Last cell: {cells[-1].made_with} Made by `python benchmarks/policies.py`.",
+        f"{' '.join(dict.fromkeys(cell.made_with for cell in cells))} Made by "
+        "`python benchmarks/policies.py`.",
         "",
         f"Models with their proportions, scaled down to {GRADIENT_BYTES / 1e6:g} MB of gradients, "
         "replayed on emulated nodes; *ratio* is what an all-reduce of all gradients takes by the "
@@ -193,6 +194,7 @@ COMPARED = {
     "both passes over best cap": (BOTH, TUNED),
     "rounded (by itself) over fp16 hook, best cap": (ROUNDED, FP16),
     "rounded (planned) over fp16 hook, best cap": ("rounded", FP16),
+    "rounded (by itself) over torch DDP": (ROUNDED, TORCH),
     "rounded (planned) over torch DDP": ("rounded", TORCH),
     "rounded (planned) over best cap": ("rounded", TUNED),
 }
@@ -236,8 +238,8 @@ def _summary(cells: list[Cell]) -> Iterator[str]:
     yield "|---|---:|---:|"
     for name in _compared(cells[0]):
         gains = [median(_compared(cell)[name]) for cell in cells]
-        if name == "rounded (planned) over torch DDP":
-            yield from _row(f"{name}, ratio 2", cells, name)
+        if name.endswith("over torch DDP"):
+            yield from _row(f"{name}, ratio {max(RATIOS):g}", cells, name)
         yield f"| {name} | {prod(gains) ** (1 / len(gains)):.2f}x | {min(gains):.2f}x |"
 
 
