@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from small_training import NAMES, batch, network, on_two, plan_of, trained
+from small_training import NAMES, TORCH_OPTIONS, batch, network, on_two, plan_of, trained
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -201,16 +201,16 @@ EXACT_AND_ROUNDED = [{"precision": "exact"}, {"precision": "rounded"}]
             [{"precision": "rounded"}],
             {"make": half},
             (
-                "precision='rounded' is for gradients in float32, and '0.weight' has torch.bfloat16; "
-                "leave out precision"
+                "precision='rounded' is for gradients in float32, and '0.weight' has "
+                "torch.bfloat16; leave out precision"
             ),
         ),
         (
             [{"precision": "bf16"}],
             {"make": with_sparse_gradients},
             (
-                "precision='bf16' is for dense gradients, and '0' has sparse ones; use sparse=False "
-                "there, or leave out precision"
+                "precision='bf16' is for dense gradients, and '0' has sparse ones; use "
+                "sparse=False there, or leave out precision"
             ),
         ),
         (
@@ -225,24 +225,24 @@ EXACT_AND_ROUNDED = [{"precision": "exact"}, {"precision": "rounded"}]
             [{"precision": "int8", "collective": "recursive-doubling"}],
             {},
             (
-                "int8 keeps what rounding drops, and by 'recursive-doubling' several ranks make the "
-                "same sums, so it would count twice; take ring, or bf16"
+                "int8 keeps what rounding drops, and by 'recursive-doubling' several ranks make "
+                "the same sums, so it would count twice; take ring, or bf16"
             ),
         ),
         (
             [{"precision": "rounded", "plan": copying_plan()}],
             {},
             (
-                "int8 keeps what rounding drops, and by 'recursive-doubling' several ranks make the "
-                "same sums, so it would count twice; take ring, or bf16"
+                "int8 keeps what rounding drops, and by 'recursive-doubling' several ranks make "
+                "the same sums, so it would count twice; take ring, or bf16"
             ),
         ),
         (
             [{"precision": "rounded", "plan": native_plan()}],
             {},
             (
-                "the plan sends bucket 1 by native+int8, and only schedules of ours round; plan for "
-                "ring"
+                "the plan sends bucket 1 by native+int8, and only schedules of ours round; plan "
+                "for ring"
             ),
         ),
         (
@@ -403,3 +403,48 @@ def test_a_join_that_divides_by_fewer_is_refused(tmp_path):
         "divide_by_initial_world_size=False"
     )
     assert on_two(joined, scratch=tmp_path) == [expected] * 2
+
+
+def with_options(group, options):
+    """Weights after some steps of two passes each, for each precision."""
+    found = []
+    for precision in ("exact", "bf16", "int8"):
+        wrapped = DistributedDataParallel(network(), precision=precision, **options)
+        _, weights = trained(wrapped, group.rank(), steps=6, accumulate=2)
+        found.append([weight.tolist() for weight in weights])
+    return found
+
+
+@pytest.mark.parametrize(
+    "options", [*TORCH_OPTIONS.values(), {"timeline": True}], ids=[*TORCH_OPTIONS, "timeline"]
+)
+def test_it_goes_with_what_torchs_wrapper_can_do(tmp_path, options):
+    first, second = on_two(with_options, options, scratch=tmp_path)
+    assert first == second
+    exact, *rounded = first
+    for weights in rounded:
+        for one, other in zip(weights, exact, strict=True):
+            assert one != other
+            assert torch.allclose(torch.tensor(one), torch.tensor(other), atol=0.02)
+
+
+def remembering(group, folder):
+    """What two runs with a cache plan and learn; the second begins with what the first has left."""
+    found = []
+    for _ in range(2):
+        wrapped = DistributedDataParallel(
+            wide(), precision="rounded", cache=folder, record_steps=2, trial_steps=2
+        )
+        _, weights = trained(wrapped, group.rank(), steps=5, until_settled=True)
+        findings = wrapped.findings()
+        found.append((findings.is_remembered, findings.plan, weights[0].sum().item()))
+        del wrapped
+    return found
+
+
+def test_a_remembered_plan_rounds_as_it_did(tmp_path):
+    first, second = on_two(remembering, str(tmp_path / "plans"), scratch=tmp_path)
+    assert first == second
+    (was_remembered, plan, _), (is_remembered, again, _) = first
+    assert (was_remembered, is_remembered) == (False, True)
+    assert again == plan
