@@ -87,7 +87,7 @@ def test_one_worker_needs_no_plan(tmp_path):
         ({"planner": "best"}, "no planner 'best'"),
         ({"collective": "rign"}, "no collective 'rign'; there are auto, native, ring"),
         ({"precision": "int4"}, "no precision 'int4'; there are exact, rounded, sparse, bf16, fp"),
-        ({"precision": "bf16", "collective": "native"}, "is for collectives of ours; leave out"),
+        ({"precision": "bf16", "collective": "native"}, "is for schedules of ours; leave out"),
         ({"record_steps": 0}, "record_steps must be at least 1, got 0"),
         ({"trial_steps": -1}, "trial_steps must be at least 0, got -1"),
         ({"replan_when": float("nan")}, "replan_when must be positive, got nan"),
