@@ -6,8 +6,6 @@ cores; leave the machine alone meanwhile.
 """
 
 import argparse
-import os
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +13,11 @@ from statistics import median
 
 import msgspec
 import numpy as np
+from ask_ranks import answer_of, is_rank
 from made_with import made_with
 
 from gradweave.bench.ranks import default_group
 from gradweave.comm.small_messages import group_device, largest
-from gradweave.lab import Cluster, ClusterSpec, OutputLine
 from gradweave.sparse.exchange import EXCHANGES
 from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.vectors import SparseVector
@@ -40,27 +38,13 @@ Found = dict[int, dict[str, float]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path, help="path without suffix")
-    if "RANK" in os.environ:
+    if is_rank():
         answer()
         return
     output = parser.parse_args().output
-    found = {nodes: on_cluster(nodes) for nodes in NODES}
+    found = {nodes: answer_of(__file__, Found, nodes=nodes, rate=RATE) for nodes in NODES}
     output.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
     output.with_suffix(".md").write_text(page(found))
-
-
-def on_cluster(nodes: int) -> Found:
-    answers: list[Found] = []
-
-    def take(line: OutputLine) -> None:
-        if line.rank == 0 and line.text.startswith("{"):
-            answers.append(msgspec.json.decode(line.text, type=Found))
-
-    with Cluster(ClusterSpec(nodes=nodes, rate=RATE)) as cluster:
-        result = cluster.start([sys.executable, __file__], on_line=take).wait()
-    if result.first_failure is not None:
-        raise SystemExit(str(result.first_failure))
-    return answers[0]
 
 
 def answer() -> None:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave.compression import Compression
 from gradweave.errors import RequestError
 from gradweave.plan import Bucket, Plan
-from gradweave.runtime.carried_errors import CarriedErrors, FlatBucket
+from gradweave.runtime.carried_errors import BucketLayout, CarriedErrors
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.sparse.settings import GTopK
 
@@ -91,14 +91,14 @@ def test_what_is_owed_is_paid_when_nothing_is_rounded_any_more(tmp_path):
 
 def test_errors_follow_their_parameters():
     errors, gradient = CarriedErrors(), torch.zeros(6)
-    errors.of_bucket(FlatBucket(("a", "b"), (2, 4)), gradient).copy_(torch.arange(6.0))
-    other = errors.of_bucket(FlatBucket(("b", "c"), (4, 1)), torch.zeros(5))
+    errors.of_bucket(BucketLayout(("a", "b"), (2, 4)), gradient).copy_(torch.arange(6.0))
+    other = errors.of_bucket(BucketLayout(("b", "c"), (4, 1)), torch.zeros(5))
     assert other.tolist() == [2, 3, 4, 5, 0]
-    errors.give_back(FlatBucket(("a",), (2,)), first := torch.zeros(2))
+    errors.give_back(BucketLayout(("a",), (2,)), first := torch.zeros(2))
     assert first.tolist() == [0, 1]
-    errors.give_back(FlatBucket(("a",), (2,)), first)
+    errors.give_back(BucketLayout(("a",), (2,)), first)
     assert first.tolist() == [0, 1]
-    errors.give_back(FlatBucket(("c", "b"), (1, 4)), last := torch.ones(5))
+    errors.give_back(BucketLayout(("c", "b"), (1, 4)), last := torch.ones(5))
     assert last.tolist() == [1, 3, 4, 5, 6]
     assert not errors.has_any
 

@@ -54,52 +54,37 @@ class Way(Struct, frozen=True, kw_only=True):
         return self.accumulation * self.workers * self.trace.batch_size / self.step_s
 
 
-def _torch_default(job: Job) -> Way:
-    return Way(
-        planned=job.torch_default,
-        trace=job.trace,
-        workers=job.workers,
-        change=Change.NOTHING,
-        changes="nothing",
-        code=f"{TORCH}(model)",
-    )
-
-
-def _torch_best_cap(job: Job) -> Way:
-    planned = job.torch_best_cap
-    nbytes = parse_spec(planned.plan.planner).argument
-    assert nbytes is not None, "uniform buckets have a size"
+def _exactly(job: Job, planned: Planned, code: str) -> Way:
+    """A way that changes nothing in the results."""
     return Way(
         planned=planned,
         trace=job.trace,
         workers=job.workers,
         change=Change.NOTHING,
         changes="nothing",
-        code=f"{TORCH}(model, bucket_cap_mb={int(nbytes) / MIB:g})",
+        code=code,
     )
+
+
+def _torch_default(job: Job) -> Way:
+    return _exactly(job, job.torch_default, f"{TORCH}(model)")
+
+
+def _torch_best_cap(job: Job) -> Way:
+    planned = job.torch_best_cap
+    nbytes = parse_spec(planned.plan.planner).argument
+    assert nbytes is not None, "uniform buckets have a size"
+    return _exactly(job, planned, f"{TORCH}(model, bucket_cap_mb={int(nbytes) / MIB:g})")
 
 
 def _exact(job: Job) -> Way:
-    return Way(
-        planned=job.exact,
-        trace=job.trace,
-        workers=job.workers,
-        change=Change.NOTHING,
-        changes="nothing",
-        code=_call(OURS, job.exact),
-    )
+    return _exactly(job, job.exact, _call(OURS, job.exact))
 
 
 def _both_passes(job: Job) -> Way:
     wrapper = _call(SHARDED, job.both_passes)
-    return Way(
-        planned=job.both_passes,
-        trace=job.trace,
-        workers=job.workers,
-        change=Change.NOTHING,
-        changes="nothing",
-        code=f"model = {wrapper}; optimizer = torch.optim.Adam(model.parameters())",
-    )
+    code = f"model = {wrapper}; optimizer = torch.optim.Adam(model.parameters())"
+    return _exactly(job, job.both_passes, code)
 
 
 def _rounded(job: Job, *, precision: str, roundings: tuple[RoundingName | None, ...]) -> Way:

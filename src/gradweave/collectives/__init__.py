@@ -41,7 +41,17 @@ from gradweave.vocabulary import (
     refuse_argument,
 )
 
-__all__ = ["ALGORITHMS", "OWNED", "TIERS", "Request", "build", "names", "sums_copies", "ways"]
+__all__ = [
+    "ALGORITHMS",
+    "OWNED",
+    "TIERS",
+    "Request",
+    "build",
+    "is_schedule",
+    "names",
+    "sums_copies",
+    "ways",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +216,13 @@ def build(
     if operation in {"broadcast", "reduce"}:
         order = topology.beginning_with(root)
     return renamed(schedule, order)
+
+
+def is_schedule(collective: str) -> bool:
+    """Whether it runs as one of ours: not by the backend, nor by groups for its tiers."""
+    name, argument = parse_spec(collective)
+    tiers = set((argument or "").split("/"))
+    return name != "native" and not (name == "blueconnect" and tiers & {"auto", "native"})
 
 
 def sums_copies(collective: str, topology: Topology) -> bool:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 
-class FlatBucket(NamedTuple):
+class BucketLayout(NamedTuple):
     """Parameters whose gradients lie one behind the other."""
 
     names: tuple[str, ...]
@@ -20,13 +20,13 @@ class CarriedErrors:
 
     def __init__(self) -> None:
         self._of_parameter: dict[str, torch.Tensor] = {}  # parts of the buckets
-        self._of_bucket: dict[FlatBucket, torch.Tensor] = {}
+        self._of_bucket: dict[BucketLayout, torch.Tensor] = {}
 
     @property
     def has_any(self) -> bool:
         return bool(self._of_parameter)
 
-    def of_bucket(self, bucket: FlatBucket, gradient: torch.Tensor) -> torch.Tensor:
+    def of_bucket(self, bucket: BucketLayout, gradient: torch.Tensor) -> torch.Tensor:
         """What is carried over for a flat gradient of these parameters, to be changed in place."""
         if bucket not in self._of_bucket:
             flat = torch.zeros_like(gradient)
@@ -38,7 +38,7 @@ class CarriedErrors:
             self._of_bucket[bucket] = flat
         return self._of_bucket[bucket]
 
-    def give_back(self, bucket: FlatBucket, gradient: torch.Tensor) -> None:
+    def give_back(self, bucket: BucketLayout, gradient: torch.Tensor) -> None:
         """Add what is carried over for these to a gradient of which nothing is dropped."""
         if self._of_parameter.keys().isdisjoint(bucket.names):
             return

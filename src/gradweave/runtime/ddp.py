@@ -32,22 +32,24 @@ from gradweave.runtime.options import (
     Options,
     check_caps,
     check_plan,
-    check_roundable,
-    check_ways,
     check_whole_model,
     first_collective,
     is_whole,
     needs_own_group,
     require_same_options,
     rival_collectives,
-    rounded_ways,
-    sparse_settings,
     why_unplannable,
 )
 from gradweave.runtime.parameters import check_compressible, planned_parameters
 from gradweave.runtime.plan_cache import PlanCache, open_cache, watching
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
+from gradweave.runtime.precision import (
+    check_roundable,
+    check_ways,
+    rounded_ways,
+    sparse_settings,
+)
 from gradweave.runtime.reducer_engine import ReducerEngine
 from gradweave.runtime.tensors import batch_size
 from gradweave.runtime.transports import SettlingJoinHook, Transports

@@ -4,7 +4,6 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from msgspec import Struct
 from torch import nn
@@ -14,9 +13,7 @@ from gradweave.collectives.topology import Topology
 from gradweave.comm.small_messages import gather_text, group_device
 from gradweave.compression import (
     EXACT,
-    KEEPS_ERRORS,
     ROUNDED,
-    ROUNDED_TO,
     ROUNDING_NAMES,
     SPARSE,
     Compression,
@@ -33,8 +30,7 @@ from gradweave.planning import (
     find_planner,
 )
 from gradweave.runtime.parameters import modules_with_sparse_gradients
-from gradweave.sparse.settings import GTopK, Sparse
-from gradweave.sparse.warmup import PAPER_DENSITY
+from gradweave.sparse.settings import Sparse
 from gradweave.torch_internals import FOR_OTHER_BUCKETS, has_optimizer_in_backward, missing
 from gradweave.travel import Travel, parse_travel
 from gradweave.vocabulary import parse_spec
@@ -91,7 +87,7 @@ class Options(Struct, frozen=True, kw_only=True):
                 f"precision={self.precision!r}"
             )
         is_rounding = self.precision in {ROUNDED, *ROUNDING_NAMES}
-        if is_rounding and not _can_round(self.collective):
+        if is_rounding and not collectives.is_schedule(self.collective):
             raise RequestError(
                 f"precision={self.precision!r} is for schedules of ours; leave out "
                 f"collective={self.collective!r}"
@@ -112,13 +108,6 @@ def check_caps(torch_options: Mapping[str, Any]) -> None:
     for cap in [*(caps or ()), *([] if one is None else [one])]:
         if not 0 < cap < float("inf"):
             raise RequestError(f"bucket caps must be positive numbers of MiB, got {cap}")
-
-
-def sparse_settings(options: Options) -> Sparse | None:
-    """How the largest gradients are sent, where only they are."""
-    if options.precision == SPARSE and options.compression is None:
-        return GTopK(density=PAPER_DENSITY)
-    return options.compression
 
 
 def is_whole(compression: Sparse | None) -> bool:
@@ -147,35 +136,10 @@ def rival_collectives(options: Options, topology: Topology) -> tuple[str, ...]:
     is_free = options.collective == AUTO and options.rounding is None
     if not is_free or options.compression is not None:
         return ()
-    return (FOR_SMALL_MESSAGES, FOR_TIERS) if _is_tiered(topology) else (FOR_SMALL_MESSAGES,)
+    return (FOR_SMALL_MESSAGES, FOR_TIERS) if is_tiered(topology) else (FOR_SMALL_MESSAGES,)
 
 
-def rounded_ways(options: Options, topology: Topology) -> tuple[str, ...]:
-    """Those that plans may choose where results may be rounded."""
-    by = options.collective
-    if options.precision != ROUNDED:
-        return ()
-    if by == AUTO:
-        by = FOR_TIERS if _is_tiered(topology) else FOR_ROUNDED
-    sums_copies = collectives.sums_copies(by, topology)
-    to = (name for name in ROUNDED_TO if name not in KEEPS_ERRORS or not sums_copies)
-    return tuple(str(Travel(by, Compression(method=name))) for name in to)
-
-
-def check_ways(options: Options, plan: Plan | None, topology: Topology) -> None:
-    """That messages can be rounded in the ways that the user has named, and those of the plan."""
-    planned = () if plan is None else [bucket.travel for bucket in plan.buckets]
-    for travel in dict.fromkeys([parse_travel(first_collective(options, "native")), *planned]):
-        if travel.compression is None or travel.compression.rounding not in KEEPS_ERRORS:
-            continue
-        if collectives.sums_copies(travel.collective, topology):
-            raise RequestError(
-                f"{travel.compression} keeps what rounding drops, and by {travel.collective!r} "
-                "several ranks make the same sums, so it would count twice; take ring, or bf16"
-            )
-
-
-def _is_tiered(topology: Topology) -> bool:
+def is_tiered(topology: Topology) -> bool:
     return len(topology.factors) > 1
 
 
@@ -195,31 +159,6 @@ def require_same_options(options: Options, group: dist.ProcessGroup, *, is_plann
             )
 
 
-def check_roundable(
-    options: Options,
-    module: nn.Module,
-    parameters: Mapping[str, torch.Tensor],
-    torch_options: Mapping[str, Any],
-) -> None:
-    """Raise where precision would round gradients that cannot be rounded."""
-    if options.rounding is None and options.precision != ROUNDED:
-        return
-    of = f"precision={options.precision!r}"
-    for name, parameter in parameters.items():
-        if parameter.dtype is not torch.float32:
-            raise RequestError(
-                f"{of} is for gradients in float32, and {name!r} has {parameter.dtype}; leave out "
-                "precision"
-            )
-    for name in modules_with_sparse_gradients(module):
-        raise RequestError(
-            f"{of} is for dense gradients, and {name!r} has sparse ones; use sparse=False there, "
-            "or leave out precision"
-        )
-    if torch_options.get("mixed_precision") is not None:
-        raise RequestError(f"{of} needs the one hook that mixed_precision has; leave out one")
-
-
 def check_whole_model(plan: object) -> None:
     if plan is not None:
         raise RequestError(
@@ -235,17 +174,16 @@ def check_plan(plan: object, options: Options) -> None:
     for number, bucket in enumerate(plan.buckets, 1):
         _check_collective(bucket.collective)
         rounding = None if bucket.compression is None else bucket.compression.rounding
-        is_sparse = bucket.compression is not None and rounding is None
         is_plain = bucket.compression is None and bucket.collective == "native"
         may_be_dense = options.precision == SPARSE and is_plain
-        if is_sparse != (options.compression is not None) and not may_be_dense:
-            found = f"by {bucket.compression}" if is_sparse else "uncompressed"
+        if bucket.is_sparse != (options.compression is not None) and not may_be_dense:
+            found = f"by {bucket.compression}" if bucket.is_sparse else "uncompressed"
             needs = "with" if options.compression is not None else "without"
             raise RequestError(
                 f"the plan sends bucket {number} {found}, and the model is wrapped {needs} "
                 "compression; plan for what is wrapped"
             )
-        if rounding is not None and not _can_round(bucket.collective):
+        if rounding is not None and not collectives.is_schedule(bucket.collective):
             raise RequestError(
                 f"the plan sends bucket {number} by {bucket.travel}, and only schedules of ours "
                 "round; plan for ring"
@@ -256,13 +194,6 @@ def check_plan(plan: object, options: Options) -> None:
                 f"the plan sends bucket {number} {found}, and the model is wrapped with "
                 f"precision={options.precision!r}; plan for what is wrapped"
             )
-
-
-def _can_round(collective: str) -> bool:
-    """Whether it runs as a schedule of ours: not by the backend, nor by groups for its tiers."""
-    name, argument = parse_spec(collective)
-    tiers = (argument or "").split("/")
-    return name != "native" and not (name == FOR_TIERS and {"auto", "native"} & set(tiers))
 
 
 def _roundings(options: Options) -> Collection[RoundingName | None]:

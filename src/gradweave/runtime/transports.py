@@ -20,7 +20,7 @@ from gradweave.compression import KEEPS_ERRORS, ROUNDED
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
-from gradweave.runtime.carried_errors import CarriedErrors, FlatBucket
+from gradweave.runtime.carried_errors import BucketLayout, CarriedErrors
 from gradweave.runtime.message_log import MessageLog
 from gradweave.runtime.options import Options, first_collective
 from gradweave.sparse.training import SparseTraining
@@ -90,13 +90,13 @@ class DenseTransport:
         gradient.mul_(1.0 / self._group.size())
         way = self.name_of(bucket)
         if way in self._keeping or self._carried.has_any:
-            flat = FlatBucket(
+            layout = BucketLayout(
                 tuple(self._names[parameter] for parameter in parameters),
                 tuple(parameter.numel() for parameter in parameters),
             )
             if way in self._keeping:
-                return self._sum_and_keep(gradient, way, self._carried.of_bucket(flat, gradient))
-            self._carried.give_back(flat, gradient)
+                return self._sum_and_keep(gradient, way, self._carried.of_bucket(layout, gradient))
+            self._carried.give_back(layout, gradient)
         if way == "native":
             return self._group.allreduce([gradient]).get_future()
         return self._thread.submit("all-reduce", gradient, collective=way)
