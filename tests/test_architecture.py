@@ -33,7 +33,7 @@ LAYERS: list[set[str]] = [
     {"files"},
     {"remembered"},
     {"recipe", "upgrades"},
-    {"network", "plan", "results", "timeline"},
+    {"network", "phases", "plan", "results", "timeline"},
     {"trace"},
     {"costs", "travel"},
     {"compression", "checks"},

@@ -8,7 +8,9 @@ import torch
 from sharded_training import MADE, OPTIMIZERS, alone, batches, on_ranks, plan, small
 
 from gradweave.errors import PlanMismatch
+from gradweave.measure.clocks import HostClock
 from gradweave.runtime.flat_engine import FlatEngine
+from gradweave.runtime.step_clock import StepClock
 
 OTHER = plan(("2.bias", "2.weight", "0.bias"), ("0.weight",))
 BACKWARD = plan(("2.bias", "2.weight", "0.bias", "0.weight"), passes="backward")
@@ -24,6 +26,7 @@ def engine_of(group, twins, on_step_over):
         group,
         make_group=iter(twins).__next__,
         first_plan=MADE,
+        clock=StepClock(HostClock()),
         recorder=None,
         on_step_over=lambda: on_step_over(engine),
     )

@@ -25,10 +25,18 @@ class Arrivals:
     A parameter is waited for by every module that owns it when that module is called. Some modules
     read parameters of others without calling them (attention that reads its output projection): the
     first forward pass notes who reads what, and the module called last before a reading waits too.
-    What nobody was seen to read is waited for when the model is called.
+    What nobody was seen to read is waited for when the model is called. ``waits`` is given what
+    waits, and calls it.
     """
 
-    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Iterable[nn.Parameter],
+        *,
+        waits: Callable[[Callable[[], None]], None] = lambda wait: wait(),
+    ) -> None:
+        self._waits = waits
         # Weakly: a module may know its wrapper, whose end this waits for.
         self._model = weakref.ref(model)
         self._expected: dict[nn.Parameter, Awaited] = {}
@@ -86,10 +94,16 @@ class Arrivals:
 
     def _wait_for(self, parameters: Iterable[nn.Parameter]) -> None:
         expected = [parameter for parameter in parameters if parameter in self._expected]
-        for awaited in dict.fromkeys(self._expected[parameter] for parameter in expected):
-            awaited.wait()
+        if not expected:
+            return
+        self._waits(lambda: _wait_for_each(self._expected[parameter] for parameter in expected))
         for parameter in expected:  # not before: what has failed has not arrived
             del self._expected[parameter]
+
+
+def _wait_for_each(several: Iterable[Awaited]) -> None:
+    for awaited in dict.fromkeys(several):
+        awaited.wait()
 
 
 class _BeforeModule:

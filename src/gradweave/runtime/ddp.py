@@ -19,11 +19,12 @@ from gradweave.comm.own_group import OwnGroup
 from gradweave.compression import EXACT, SPARSE
 from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
+from gradweave.measure.clocks import clock_for
 from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
 from gradweave.runtime.driver import Driver
-from gradweave.runtime.failed_passes import StepCount, log_failed_pass_at_exit
+from gradweave.runtime.failed_passes import log_failed_pass_at_exit
 from gradweave.runtime.instruments import Instruments
 from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.options import (
@@ -51,6 +52,7 @@ from gradweave.runtime.precision import (
     sparse_settings,
 )
 from gradweave.runtime.reducer_engine import ReducerEngine
+from gradweave.runtime.step_clock import LastGradient, StepClock
 from gradweave.runtime.tensors import batch_size
 from gradweave.runtime.transports import SettlingJoinHook, Transports
 from gradweave.session.commands import SimpleBuckets
@@ -145,7 +147,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         self._planned = planned_parameters(self)
         check_roundable(options, module, self._planned, torch_options)
         self._device = self.device
-        self._steps = StepCount()
+        self._clock = StepClock(clock_for(self.device))
         self._recorder, self._clock_offset_s = None, 0.0
         if timeline:
             self._clock_offset_s = clock_offset_s(self.process_group)
@@ -234,7 +236,11 @@ class DistributedDataParallel(Planned, TorchDDP):
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
         log_failed_pass_at_exit(self, weakref.WeakMethod(self._steps_without_hook))
-        closing = weakref.finalize(self, _close, self._driver, messages, probing)
+        self._last_gradient = LastGradient(self._clock)
+        self._expect_last_gradient()
+        closing = weakref.finalize(
+            self, _close, self._last_gradient, self._driver, messages, probing
+        )
         # Not at exit: a thread that waits for a dead peer would keep the script from ending.
         closing.atexit = False
 
@@ -315,19 +321,24 @@ class DistributedDataParallel(Planned, TorchDDP):
         if self._driver is not None:
             self._between_steps(inputs, is_compiling=torch.compiler.is_compiling())
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
-        self._steps.taken += is_synchronised
-        recorder = self._recorder
-        if recorder is None or not is_synchronised:
+        recorder, clock = self._recorder if is_synchronised else None, self._clock
+        if clock is not None:
+            clock.begun += is_synchronised
+        if clock is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        recorder.begin()
+        clock.forward_begins(is_synchronised=is_synchronised)
+        if recorder is not None:
+            recorder.begin()
         output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        recorder.backward()
+        if recorder is not None:
+            recorder.backward()
+        clock.forward_ends()
         return output
 
     def _steps_without_hook(self) -> int | None:
         """How many there were; None where a hook of ours counts them, and says more."""
         has_hook = self._engine is not None and self._engine.sender is not None
-        return None if has_hook else self._steps.taken
+        return None if has_hook or self._clock is None else self._clock.begun
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _between_steps(self, inputs: tuple[Any, ...], *, is_compiling: bool) -> None:
@@ -348,8 +359,20 @@ class DistributedDataParallel(Planned, TorchDDP):
             driver.step_over()
             if self._plan_cache is not None:
                 self._plan_cache.keep(self.findings())
+            self._expect_last_gradient()
             if driver.is_over:
                 self._driver = None
+
+    def _expect_last_gradient(self) -> None:
+        """Where the clock is to look for the end of backward, by what is known so far."""
+        found = self.findings()
+        name = next(iter(self._planned), None)  # used first in forward, as a rule
+        if found.trace is not None:
+            name = found.trace.tensors[-1].name
+        elif found.plan is not None:
+            name = found.plan.buckets[-1].tensors[-1]
+        if name is not None and self._last_gradient is not None:
+            self._last_gradient.expect(self._planned[name])
 
     def _stop_planning(self, why: str) -> None:
         """Where all ranks come alike."""
@@ -431,16 +454,22 @@ class DistributedDataParallel(Planned, TorchDDP):
             logger.warning("the copy of a sparsified wrapper sends all of its gradients")
         elif self._options.precision != EXACT:
             logger.warning("the copy of a wrapper that rounds sends gradients as they are")
-        gone = ("_session", "_driver", "_engine", "_sparse", "_recorder", "_plan_cache")
-        state |= dict.fromkeys(gone)
+        gone = ("_session", "_driver", "_engine", "_sparse", "_recorder", "_plan_cache", "_clock")
+        state |= dict.fromkeys((*gone, "_last_gradient"))
         state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}
         if self._engine is not None:
             state["bucket_bytes_cap"] = self._engine.torch_cap_bytes
         return state
 
 
-def _close(driver: Driver | None, messages: OwnGroup | None, probing: OwnGroup | None) -> None:
+def _close(
+    last_gradient: LastGradient,
+    driver: Driver | None,
+    messages: OwnGroup | None,
+    probing: OwnGroup | None,
+) -> None:
     """Who uses something goes before it."""
+    last_gradient.close()
     if driver is not None:
         driver.close()
     for own_group in (messages, probing):

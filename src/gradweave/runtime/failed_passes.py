@@ -13,15 +13,6 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 logger = logging.getLogger(__name__)
 
 
-class StepCount:
-    """Not a number on the wrapper itself: modules look at everything that is assigned to them."""
-
-    __slots__ = ("taken",)
-
-    def __init__(self) -> None:
-        self.taken = 0
-
-
 def log_failed_pass_at_exit(
     ddp: TorchDDP, steps: "weakref.WeakMethod[Callable[[], int | None]]"
 ) -> None:

@@ -31,6 +31,7 @@ from gradweave.runtime.elementwise import knows_parameters_by_themselves, requir
 from gradweave.runtime.flat_buckets import FlatBucket, flat_buckets
 from gradweave.runtime.message_log import MessageLog
 from gradweave.runtime.shards import Shards
+from gradweave.runtime.step_clock import StepClock
 from gradweave.session.commands import SimpleBuckets
 from gradweave.step_hooks import update, watch_steps
 from gradweave.torch_internals import watch_clipping
@@ -58,6 +59,7 @@ class FlatEngine:
 
     ``make_group``  makes another process group of the same ranks, for each thread that sends;
                     without it the engine makes groups of its own, which go with it.
+    ``clock``       is told where phases of a step begin.
     ``recorder``    notes when each message travelled.
     ``elementwise`` classes of optimizers that the user knows to update each element by itself.
     ``updates_by_bucket`` whether buckets travel while others are updated, where optimizers allow.
@@ -71,6 +73,7 @@ class FlatEngine:
         *,
         make_group: Callable[[], dist.ProcessGroup] | None,
         first_plan: Plan,
+        clock: StepClock,
         recorder: SpanRecorder | None,
         on_step_over: Callable[[], None],
         elementwise: Collection[type[Optimizer]] = (),
@@ -85,7 +88,7 @@ class FlatEngine:
         # Weakly: a module may know its wrapper, whose end closes this.
         self._module = weakref.ref(module)
         self.parameters, self.group = dict(parameters), group
-        self._recorder, self._on_step_over = recorder, on_step_over
+        self._clock, self._recorder, self._on_step_over = clock, recorder, on_step_over
         self._elementwise = elementwise
         self._frozen = {name: p for name, p in module.named_parameters() if name not in parameters}
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -102,7 +105,7 @@ class FlatEngine:
             opened.callback(self._end_threads)
             atexit.register(self._finish_sending)
             opened.callback(atexit.unregister, self._finish_sending)
-            self._arrivals = Arrivals(module, parameters.values())
+            self._arrivals = Arrivals(module, parameters.values(), waits=clock.waits)
             opened.callback(self._arrivals.close)
             self._lay_out(first_plan)
             opened.callback(self._take_no_more_gradients)
@@ -137,6 +140,9 @@ class FlatEngine:
     def begin_forward(self, *, is_synchronised: bool) -> None:
         """The model is about to be called; whether gradients of this pass are to travel."""
         self._departures.require_ended()
+        if torch.is_grad_enabled():
+            self._clock.begun += is_synchronised
+            self._clock.forward_begins(is_synchronised=is_synchronised)
         for name, parameter in self._frozen.items():
             if is_synchronised and parameter.requires_grad:
                 raise RequestError(
@@ -162,6 +168,8 @@ class FlatEngine:
     def end_forward(self, *, is_synchronised: bool) -> None:
         if self._recorder is not None and is_synchronised:
             self._recorder.backward()
+        if torch.is_grad_enabled():
+            self._clock.forward_ends()
 
     def install(
         self,
@@ -269,10 +277,12 @@ class FlatEngine:
         """Backward has ended; so must the reduce-scatters, for the optimizer comes next."""
         if self._recorder is not None:
             self._recorder.ready()
+        self._clock.gradients_ready()
         self.passes += 1
         sent, self._sent = self._sent, []
         for message in sent:
             message.wait()
+        self._clock.messages_done()
         self.shards.give_gradients()
         every = set(self.shards.by_name.values())
         held = set().union(*map(self.shards.of, self._known_optimizers()))

@@ -11,6 +11,7 @@ from gradweave.recipe import Recipe
 from gradweave.runtime.driver import Driver
 from gradweave.runtime.plan_cache import PlanCache
 from gradweave.runtime.plan_source import device_name
+from gradweave.runtime.step_clock import StepClock
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Findings, Stage
 from gradweave.session.session import Session
@@ -27,6 +28,7 @@ class Planned:
     _baseline: str  # what is sent without a plan, in words
     _device: torch.device
     _plan_cache: PlanCache | None  # None: nothing is kept for other runs
+    _clock: StepClock | None  # None: this is a copy
     _recorder: SpanRecorder | None
     _clock_offset_s: float
 

@@ -25,6 +25,7 @@ from gradweave.comm.own_group import OwnGroup
 from gradweave.comm.small_messages import broadcast_bytes, group_device, ranks_that_differ
 from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
+from gradweave.measure.clocks import clock_for
 from gradweave.measure.spans import SpanRecorder
 from gradweave.plan import Plan
 from gradweave.planning import BOTH_PASSES_COLLECTIVE
@@ -38,6 +39,7 @@ from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.runtime.plan_cache import PlanCache, open_cache, watching
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
+from gradweave.runtime.step_clock import StepClock
 from gradweave.runtime.tensors import batch_size
 from gradweave.session.session import Session
 from gradweave.session.task import PlanningTask
@@ -117,6 +119,7 @@ class ShardedDataParallel(Planned, nn.Module):
         self._full = {name: p for name, p in module.named_parameters() if p.requires_grad}
         _check_model(module, self._full, group)
         self._device = next(iter(self._full.values())).device
+        self._clock = clock = StepClock(clock_for(self._device))
         self._recorder, self._clock_offset_s = None, 0.0
         if timeline:
             self._clock_offset_s = clock_offset_s(group)
@@ -145,6 +148,7 @@ class ShardedDataParallel(Planned, nn.Module):
             group,
             make_group=make_group,
             first_plan=first,
+            clock=clock,
             recorder=self._recorder,
             on_step_over=lambda: _alive(live).end_step(),
             elementwise=elementwise,

@@ -1,0 +1,134 @@
+"""How long this rank takes for each phase of its steps."""
+
+import time
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle, unserializable_hook
+
+from gradweave.measure.clocks import Clock
+from gradweave.phases import PHASES, Phase, Phases
+from gradweave.torch_internals import (
+    all_requiring_grad,
+    remove_gradient_hook,
+    when_backward_ends,
+)
+
+# Whose phases are kept: enough for medians that a slow step does not move.
+KEPT_STEPS = 64
+
+Marks = list[tuple[Phase, object]]
+
+
+class StepClock:
+    """Marks where phases begin, as cheaply as a clock can be read; asked for lengths later.
+
+    ``step_s`` has the length of every step since the first, by the host's clock.
+    """
+
+    def __init__(self, clock: Clock, *, now_s: Callable[[], float] = time.perf_counter) -> None:
+        self.begun = 0  # forward passes whose gradients are to travel; whoever calls counts them
+        self.step_s = array("d")
+        self._clock, self._now_s = clock, now_s
+        self._kept: deque[tuple[Marks, object]] = deque(maxlen=KEPT_STEPS)
+        self._marks: Marks = []  # of the step under way; empty before the first has ended
+        self._phase: Phase | None = None
+        self._is_synchronised = self._is_whole = False
+        self._ended_s: float | None = None  # the step before
+
+    def forward_begins(self, *, is_synchronised: bool) -> None:
+        # Otherwise the pass before had no end that could be seen.
+        self._is_whole &= self._phase == "input" or not self._is_synchronised
+        self._is_synchronised = is_synchronised
+        self._begin("forward")
+
+    def forward_ends(self) -> None:
+        self._begin("backward")
+
+    def gradients_ready(self) -> None:
+        """This rank has computed its last one; called again, the last call counts."""
+        if self._is_synchronised and self._phase in {"backward", "network"}:
+            if self._phase == "network":
+                self._marks[-1:] = []
+            self._begin("network")
+
+    def messages_done(self) -> None:
+        """Nothing of this pass is on its way any more: the step is over."""
+        if not self._is_synchronised or self._phase not in {"backward", "network"}:
+            return
+        now_s = self._now_s()
+        if self._ended_s is not None:
+            self.step_s.append(now_s - self._ended_s)
+        self._ended_s = now_s
+        end = self._clock.mark()
+        if self._marks and self._is_whole:
+            self._kept.append((self._marks, end))
+        self._marks, self._phase, self._is_whole = [("input", end)], "input", True
+
+    def waits(self, wait: Callable[[], None]) -> None:
+        """Let this rank wait for the network in the middle of another phase."""
+        phase = self._phase
+        self._begin("network")
+        wait()
+        if phase is not None:
+            self._begin(phase)
+
+    def phases(self) -> list[Phases]:
+        """Of the last steps, as far as all of their phases were seen."""
+        return [_lengths(self._clock, marks, end) for marks, end in self._kept]
+
+    def forget(self) -> None:
+        """Keep no phases of steps up to now: something has changed."""
+        self._kept.clear()
+
+    def _begin(self, phase: Phase) -> None:
+        self._phase = phase
+        if self._marks:
+            self._marks.append((phase, self._clock.mark()))
+
+
+def _lengths(clock: Clock, marks: Marks, end: object) -> Phases:
+    lengths_s = dict.fromkeys(PHASES, 0.0)
+    ends = [*(mark for _, mark in marks[1:]), end]
+    for (phase, begin), until in zip(marks, ends, strict=True):
+        lengths_s[phase] += max(0.0, clock.seconds(begin, until))
+    return Phases(**{f"{phase}_s": length_s for phase, length_s in lengths_s.items()})
+
+
+class LastGradient:
+    """Tells a clock when this rank's last gradient is there, and when torch has averaged all.
+
+    There is one hook, on the parameter whose gradient is expected last: a step pays for no more.
+    """
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+        self._parameter: weakref.ref[nn.Parameter] | None = None
+        self._handle: RemovableHandle | None = None
+
+    def expect(self, parameter: nn.Parameter) -> None:
+        if self._parameter is not None and self._parameter() is parameter:
+            return
+        self.close()
+        note = unserializable_hook(partial(_note, self._clock))  # type: ignore[no-untyped-call]
+        with all_requiring_grad([parameter]):
+            self._handle = parameter.register_hook(note)  # type: ignore[no-untyped-call]
+        self._parameter = weakref.ref(parameter)
+
+    def close(self) -> None:
+        parameter = None if self._parameter is None else self._parameter()
+        if parameter is not None and self._handle is not None:
+            remove_gradient_hook(parameter, self._handle)
+        self._parameter = self._handle = None
+
+
+def _note(clock: StepClock, gradient: torch.Tensor) -> None:
+    del gradient
+    clock.gradients_ready()
+    # torch asks for its own call, which waits for all buckets, after this.
+    when_backward_ends(partial(when_backward_ends, clock.messages_done))

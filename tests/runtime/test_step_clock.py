@@ -1,0 +1,134 @@
+"""Phases are the whole of a step, whatever passes it consists of."""
+
+import pytest
+import torch
+from ranks import on_processes
+from small_training import batch, network
+
+from gradweave import DistributedDataParallel, ShardedDataParallel
+from gradweave.measure.clocks import HostClock
+from gradweave.phases import PHASES, Phases
+from gradweave.runtime.step_clock import KEPT_STEPS, StepClock
+
+
+class Scripted:
+    """Seconds pass where a test says so."""
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.clock = StepClock(HostClock(lambda: self.now_s), now_s=lambda: self.now_s)
+
+    def passes(self, seconds):
+        self.now_s += seconds
+
+    def pass_(self, *, input_s, forward_s, backward_s, network_s=0.0, is_synchronised=True):
+        self.passes(input_s)
+        self.clock.forward_begins(is_synchronised=is_synchronised)
+        self.passes(forward_s)
+        self.clock.forward_ends()
+        self.passes(backward_s)
+        if is_synchronised:
+            self.clock.gradients_ready()
+            self.passes(network_s)
+            self.clock.messages_done()
+
+
+STEP = {"input_s": 1.0, "forward_s": 2.0, "backward_s": 4.0, "network_s": 8.0}
+
+
+def test_phases_of_steps_after_the_first():
+    scripted = Scripted()
+    for _ in range(3):
+        scripted.pass_(**STEP)
+    assert scripted.clock.phases() == [Phases(**STEP)] * 2
+    assert list(scripted.clock.step_s) == [15.0, 15.0]
+
+
+def test_passes_without_synchronisation_belong_to_the_step():
+    scripted = Scripted()
+    scripted.pass_(**STEP)
+    scripted.pass_(input_s=1.0, forward_s=2.0, backward_s=4.0, is_synchronised=False)
+    scripted.pass_(**STEP)
+    (step,) = scripted.clock.phases()
+    # What lies between two passes cannot be told from backward without synchronisation.
+    assert step == Phases(input_s=1.0, forward_s=4.0, backward_s=9.0, network_s=8.0)
+    assert step.step_s == pytest.approx(sum(scripted.clock.step_s))
+
+
+def test_waiting_in_forward_is_networks():
+    scripted = Scripted()
+    scripted.pass_(**STEP)
+    scripted.passes(1.0)
+    scripted.clock.forward_begins(is_synchronised=True)
+    scripted.clock.waits(lambda: scripted.passes(3.0))
+    scripted.passes(2.0)
+    scripted.clock.forward_ends()
+    scripted.passes(4.0)
+    scripted.clock.gradients_ready()
+    scripted.clock.messages_done()
+    (step,) = scripted.clock.phases()
+    assert step == Phases(input_s=1.0, forward_s=2.0, backward_s=4.0, network_s=3.0)
+
+
+def test_last_gradient_counts():
+    scripted = Scripted()
+    scripted.pass_(**STEP)
+    scripted.clock.forward_begins(is_synchronised=True)
+    scripted.clock.forward_ends()
+    scripted.passes(1.0)
+    scripted.clock.gradients_ready()
+    scripted.passes(1.0)
+    scripted.clock.gradients_ready()
+    scripted.passes(1.0)
+    scripted.clock.messages_done()
+    (step,) = scripted.clock.phases()
+    assert (step.backward_s, step.network_s) == (2.0, 1.0)
+
+
+def test_a_pass_without_its_last_gradient_is_left_out():
+    scripted = Scripted()
+    scripted.pass_(**STEP)
+    scripted.clock.forward_begins(is_synchronised=True)
+    scripted.clock.forward_ends()
+    scripted.pass_(**STEP)  # and so is the step with which it runs together
+    assert scripted.clock.phases() == []
+    scripted.pass_(**STEP)
+    assert scripted.clock.phases() == [Phases(**STEP)]
+
+
+def test_some_steps_are_kept():
+    scripted = Scripted()
+    for _ in range(2 * KEPT_STEPS):
+        scripted.pass_(**STEP)
+    assert len(scripted.clock.phases()) == KEPT_STEPS
+    assert len(scripted.clock.step_s) == 2 * KEPT_STEPS - 1
+
+
+WRAPPERS = {"ddp": DistributedDataParallel, "sharded": ShardedDataParallel}
+
+
+def _seen(group, name):
+    model = WRAPPERS[name](network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(12):
+        if step % 3:
+            with model.no_sync():
+                model(batch(step, group.rank())).sum().backward()
+        model(batch(step, group.rank())).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model(batch(step, group.rank()))
+    phases = model._clock.phases()
+    lengths = [[one.seconds(phase) for phase in PHASES] for one in phases]
+    return lengths, list(model._clock.step_s)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_tell_the_clock(name, tmp_path):
+    for lengths, step_s in on_processes(2, _seen, name, scratch=tmp_path):
+        assert len(lengths) == len(step_s) == 11
+        for one, whole_s in zip(lengths, step_s, strict=True):
+            assert all(seconds >= 0 for seconds in one)
+            assert min(one[:3]) > 0
+            assert sum(one) == pytest.approx(whole_s, rel=0.05, abs=1e-3)
