@@ -30,7 +30,7 @@ SCHEMAS: dict[type, str] = {
     Plan: "gradweave.plan/3",
     Timeline: "gradweave.timeline/1",
     Results: "gradweave.results/1",
-    Losses: "gradweave.losses/1",
+    Losses: "gradweave.losses/2",
     Recipe: "gradweave.recipe/4",
     Remembered: "gradweave.remembered/3",  # a new one with every recipe; older ones are not read
 }

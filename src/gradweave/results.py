@@ -37,6 +37,13 @@ class Results(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rows: tuple[Result, ...]
 
 
+class StageBegin(Struct, frozen=True, forbid_unknown_fields=True):
+    """A stage of planning, by its name, and its first step, counted as the steps beside it are."""
+
+    stage: str
+    step: int
+
+
 class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the loss fell in one training: after which steps, and how long that had taken."""
 
@@ -44,6 +51,7 @@ class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     steps: tuple[int, ...]
     losses: tuple[float, ...]
     wall_s: tuple[float, ...]  # since training began
+    stages: tuple[StageBegin, ...] = ()  # of planning; none where nobody planned
 
     def __post_init__(self) -> None:
         require_text(self, "label")
@@ -58,6 +66,9 @@ class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"{self.label!r}: steps must increase, from 0 or more")
         if any(after < before for before, after in pairwise((0.0, *self.wall_s))):
             raise ValueError(f"{self.label!r}: wall_s must not decrease, from 0 or more")
+        begins = [begin.step for begin in self.stages]
+        if any(after <= before for before, after in pairwise((-1, *begins))):
+            raise ValueError(f"{self.label!r}: stages must begin one after the other, from 0 or more")
 
 
 class Losses(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -58,6 +58,11 @@ def trace_2(document: Document) -> Document:
     return _with_each(document, "tensors", lambda tensor: {"shape": None, **tensor})
 
 
+def losses_2(document: Document) -> Document:
+    """Version 1 did not know stages of planning."""
+    return _with_each(document, "series", lambda series: {"stages": [], **series})
+
+
 def recipe_2(document: Document) -> Document:
     """Version 1 did not say what a step took, and held older plans and networks."""
     return _with_held({"step_s": None, **document}, plan=plan_2, network=network_3)
@@ -74,6 +79,7 @@ def recipe_4(document: Document) -> Document:
 
 
 UPGRADES: dict[str, tuple[str, Upgrade]] = {
+    "gradweave.losses/1": ("gradweave.losses/2", losses_2),
     "gradweave.network/1": ("gradweave.network/2", network_2),
     "gradweave.network/2": ("gradweave.network/3", network_3),
     "gradweave.network/3": ("gradweave.network/4", network_4),

@@ -27,7 +27,7 @@ from gradweave import (
     simulate,
 )
 from gradweave.remembered import Remembered
-from gradweave.results import Results
+from gradweave.results import Losses, Results
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RING = CollectiveCost(
@@ -64,7 +64,16 @@ def test_compression_and_links_come_back_too(small_trace):
     assert there_and_back(plan) == plan
 
 
-CURRENT = {Trace: 2, Network: 4, Plan: 3, Timeline: 1, Results: 1, Recipe: 4, Remembered: 3}
+CURRENT = {
+    Trace: 2,
+    Network: 4,
+    Plan: 3,
+    Timeline: 1,
+    Results: 1,
+    Losses: 2,
+    Recipe: 4,
+    Remembered: 3,
+}
 
 
 @pytest.mark.parametrize("kind", CURRENT)
@@ -78,6 +87,12 @@ def test_networks_of_version_1_have_no_latency():
     network = files.read(GOLDEN / "network-1.json", Network)
     assert [(entry.beside, entry.latency_s) for entry in network.costs] == [("nothing", 0.0)] * 2
     assert network.costs[0].cost == Line(startup_s=0.0005, s_per_byte=2.5e-09)
+
+
+def test_losses_of_version_1_have_no_stages():
+    losses = files.read(GOLDEN / "losses-1.json", Losses)
+    assert [series.label for series in losses.series] == ["torch-ddp", "gtopk:0.001"]
+    assert [series.stages for series in losses.series] == [(), ()]
 
 
 def test_plans_of_version_1_are_for_backward():
