@@ -8,6 +8,7 @@ from msgspec.structs import asdict
 
 from gradweave.compression import WIRE_SHARES
 from gradweave.costs import Link
+from gradweave.errors import UnknownCost
 from gradweave.network import Network
 from gradweave.planning import is_compressible
 from gradweave.report.folders import Folder
@@ -116,10 +117,20 @@ def _first(timelines: Sequence[Timeline] | None) -> Timeline | None:
     return timelines[0] if timelines else None
 
 
-def _link(folder: Folder) -> dict[str, Any] | None:
-    """What to compute with; None where nobody knows what messages cost."""
+def known_link(folder: Folder) -> RingLink | None:
+    """What formulas compute with; None where nobody knows what an all-reduce costs."""
     network = folder.run.network
-    return None if network is None else asdict(ring_link(network, folder.workers).link)
+    if network is None:
+        return None
+    try:
+        return ring_link(network, folder.workers)
+    except UnknownCost:
+        return None
+
+
+def _link(folder: Folder) -> dict[str, Any] | None:
+    known = known_link(folder)
+    return None if known is None else asdict(known.link)
 
 
 def _times(span: Span) -> tuple[float, float]:

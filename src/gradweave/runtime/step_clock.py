@@ -56,12 +56,13 @@ class StepClock:
         return [self._first_s, *self.step_s] if self.steps else []
 
     def stage_begins(self, stage: str) -> None:
-        """Call it where a stage of planning may have begun; what was noted before is forgotten."""
-        if self.stages and self.stages[-1].stage == stage:
+        """Call it where a stage of planning may have begun; phases from before are forgotten."""
+        before = self.stages
+        if before and before[-1].stage == stage:
             return
-        if self.stages and self.stages[-1].step == self.steps:
-            self.stages.pop()
-        self.stages.append(StageBegin(stage, self.steps))
+        self.stages = [begin for begin in before if begin.step < self.steps]
+        if not self.stages or self.stages[-1].stage != stage:
+            self.stages.append(StageBegin(stage, self.steps))
         self.forget()
 
     def forward_begins(self, *, is_synchronised: bool) -> None:
