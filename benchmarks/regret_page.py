@@ -13,13 +13,13 @@ from gradweave.bench.regret import (
     CACHED,
     RUNTIMES,
     STRETCH_STEPS,
-    StageBegin,
     Turn,
     break_even_step,
     ratio_of_first,
     worst_stretch,
 )
 from gradweave.bench.training import OURS
+from gradweave.results import StageBegin
 from gradweave.session.findings import Stage
 
 # What people wait for before they judge.

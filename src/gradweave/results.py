@@ -5,36 +5,63 @@ from math import isfinite
 
 from msgspec import Struct
 
-from gradweave.checks import require_not_negative, require_text
+from gradweave.checks import require_not_negative, require_positive, require_text
+
+OPTIONAL_TIMES = ("predicted_s", "compute_s", "exposed_s")
 
 
 class Result(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One runtime on one cluster; what each number means is in docs/measuring.md."""
+    """One runtime on one cluster; what each number means is in docs/measuring.md.
+
+    A training may not know all that a benchmark knows: what is None.
+    """
 
     trace: str
     runtime: str
-    nodes: int
-    ranks_per_node: int
+    workers: int
+    nodes: int | None
+    ranks_per_node: int | None  # None also where hosts have different numbers of them
     rate: str | None
     iteration_s: float
-    predicted_s: float
-    prediction_error: float  # of the predicted time, as a share of the measured
-    compute_s: float
-    exposed_s: float
+    predicted_s: float | None
+    prediction_error: float | None  # of the predicted time, as a share of the measured
+    compute_s: float | None
+    exposed_s: float | None
     messages: int
     speedup: float | None  # over torch-ddp; None where that did not run
     repeats_s: tuple[float, ...]
-    correct: bool
+    correct: bool | None  # None: nobody looked
     bucket_cap_mb: float | None
 
     def __post_init__(self) -> None:
         require_text(self, "trace", "runtime")
-        require_not_negative(self, "iteration_s", "predicted_s", "compute_s", "exposed_s")
+        require_positive(self, "workers")
+        require_not_negative(self, "iteration_s")
+        known = (name for name in OPTIONAL_TIMES if getattr(self, name) is not None)
+        require_not_negative(self, *known)
+        if self.nodes is not None and self.ranks_per_node is not None:
+            product = self.nodes * self.ranks_per_node
+            if product != self.workers:
+                raise ValueError(
+                    f"workers must be nodes times ranks_per_node, {product}, got {self.workers}"
+                )
+
+    @property
+    def efficiency(self) -> float | None:
+        """Of the time, what computes."""
+        return None if self.compute_s is None else self.compute_s / self.iteration_s
 
 
 class Results(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command: str  # what was run, for people
     rows: tuple[Result, ...]
+
+
+class StageBegin(Struct, frozen=True, forbid_unknown_fields=True):
+    """A stage of planning, by its name, and its first step, counted as the steps beside it are."""
+
+    stage: str
+    step: int
 
 
 class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +71,7 @@ class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     steps: tuple[int, ...]
     losses: tuple[float, ...]
     wall_s: tuple[float, ...]  # since training began
+    stages: tuple[StageBegin, ...] = ()  # of planning; none where nobody planned
 
     def __post_init__(self) -> None:
         require_text(self, "label")
@@ -58,6 +86,9 @@ class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"{self.label!r}: steps must increase, from 0 or more")
         if any(after < before for before, after in pairwise((0.0, *self.wall_s))):
             raise ValueError(f"{self.label!r}: wall_s must not decrease, from 0 or more")
+        begins = [begin.step for begin in self.stages]
+        if any(after <= before for before, after in pairwise((-1, *begins))):
+            raise ValueError(f"{self.label!r}: stages must begin one after the other, from 0 on")
 
 
 class Losses(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,13 +13,13 @@ from gradweave.bench.regret import (
     RealWork,
     RegretQuestion,
     ReplayedWork,
-    StageBegin,
     Turn,
     break_even_step,
     ratio_of_first,
     worst_stretch,
 )
 from gradweave.bench.regret_job import answers, turns
+from gradweave.results import StageBegin
 
 
 def turn(*steps_s, stages=(), runtime="gradweave"):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gradweave import files
 from gradweave.cli import main
 from gradweave.report.folders import read_folders
-from gradweave.results import Losses, LossSeries, Results
+from gradweave.results import Losses, LossSeries, Results, StageBegin
 from gradweave.timeline import Timeline
 
 
@@ -129,7 +129,7 @@ def assert_one_line(capsys, tmp_path, argv, complaint):
 def test_losses_come_back_as_they_were(small_run):
     losses = files.read(small_run / "losses.json", Losses)
     assert files.loads(files.dumps(losses), Losses, origin="text") == losses
-    text = '"schema": "gradweave.losses/1"'
+    text = '"schema": "gradweave.losses/2"'
     assert text in (small_run / "losses.json").read_text()
 
 
@@ -142,6 +142,8 @@ def test_losses_come_back_as_they_were(small_run):
         ({"losses": (1.0, float("nan"))}, "must be finite"),
         ({"losses": ()}, "equally many and at least one, got 2, 0 and 2"),
         ({"label": ""}, "label must not be empty"),
+        ({"stages": (StageBegin("trying", 1), StageBegin("settled", 1))}, "one after the other"),
+        ({"stages": (StageBegin("trying", -1),)}, "one after the other"),
     ],
 )
 def test_losses_check_themselves(change, complaint):

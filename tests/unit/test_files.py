@@ -26,8 +26,9 @@ from gradweave import (
     presets,
     simulate,
 )
+from gradweave.kept import Account, Steps
 from gradweave.remembered import Remembered
-from gradweave.results import Results
+from gradweave.results import Losses, Results
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RING = CollectiveCost(
@@ -64,7 +65,18 @@ def test_compression_and_links_come_back_too(small_trace):
     assert there_and_back(plan) == plan
 
 
-CURRENT = {Trace: 2, Network: 4, Plan: 3, Timeline: 1, Results: 1, Recipe: 4, Remembered: 3}
+CURRENT = {
+    Trace: 2,
+    Network: 4,
+    Plan: 3,
+    Timeline: 1,
+    Results: 2,
+    Losses: 2,
+    Steps: 1,
+    Account: 1,
+    Recipe: 4,
+    Remembered: 3,
+}
 
 
 @pytest.mark.parametrize("kind", CURRENT)
@@ -78,6 +90,18 @@ def test_networks_of_version_1_have_no_latency():
     network = files.read(GOLDEN / "network-1.json", Network)
     assert [(entry.beside, entry.latency_s) for entry in network.costs] == [("nothing", 0.0)] * 2
     assert network.costs[0].cost == Line(startup_s=0.0005, s_per_byte=2.5e-09)
+
+
+def test_losses_of_version_1_have_no_stages():
+    losses = files.read(GOLDEN / "losses-1.json", Losses)
+    assert [series.label for series in losses.series] == ["torch-ddp", "gtopk:0.001"]
+    assert [series.stages for series in losses.series] == [(), ()]
+
+
+def test_results_of_version_1_have_as_many_workers_as_their_nodes():
+    older, newer = (files.read(GOLDEN / f"results-{version}.json", Results) for version in (1, 2))
+    assert older.rows == newer.rows[:1]
+    assert older.rows[0].workers == 4
 
 
 def test_plans_of_version_1_are_for_backward():
@@ -169,6 +193,7 @@ def test_exchanges_of_older_files_keep_their_meaning(old, small_trace):
         (Network, 3, {"name": "x", "costs": [None]}),
         (Network, 3, {"name": "x", "costs": [{"collective": 7}]}),
         (Recipe, 2, {"plan": 3, "network": []}),
+        (Results, 1, {"command": "x", "rows": [{"nodes": "two", "ranks_per_node": 1}]}),
     ],
 )
 def test_older_files_that_are_not(kind, version, wrong):

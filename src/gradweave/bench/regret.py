@@ -14,6 +14,7 @@ from gradweave.bench.jobs import ask
 from gradweave.bench.peer_plans import TORCH, TUNED
 from gradweave.bench.training import OURS
 from gradweave.lab import Cluster
+from gradweave.results import StageBegin
 from gradweave.trace import Trace
 
 JOB = "gradweave.bench.regret_job"
@@ -51,13 +52,6 @@ class RegretQuestion(Struct, frozen=True, kw_only=True):
     bucket_cap_mb: float | None = None  # of TUNED; None: is swept
 
 
-class StageBegin(Struct, frozen=True):
-    """The first step of a stage of planning, counted from 1."""
-
-    stage: str
-    step: int
-
-
 class Turn(Struct, frozen=True, kw_only=True):
     """All steps of one runtime in one run."""
 
@@ -67,7 +61,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     correct: bool  # gradients were the mean over the ranks, or weights are alike on them
     bucket_cap_mb: float | None = None  # where it was swept
     # Of our wrapper alone:
-    stages: tuple[StageBegin, ...] = ()
+    stages: tuple[StageBegin, ...] = ()  # counted from 1
     explanation: str | None = None  # at the end
     messages: int | None = None
     predicted_s: float | None = None

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave.bench.jobs import answer, asked
 from gradweave.bench.peer_plans import TUNED
 from gradweave.bench.ranks import default_group
-from gradweave.bench.regret import CACHED, RealWork, RegretQuestion, StageBegin, Turn
+from gradweave.bench.regret import CACHED, RealWork, RegretQuestion, Turn
 from gradweave.bench.trainee import BATCH, CPU
 from gradweave.bench.training import (
     OURS,
@@ -30,6 +30,7 @@ from gradweave.bench.training import (
     swept_caps_mb,
 )
 from gradweave.comm.small_messages import largest
+from gradweave.results import StageBegin
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.trace import Trace
 from gradweave.workloads.datasets import Batches, fashion_mnist_subset

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import altair as alt
 import numpy as np
+from msgspec.structs import replace
 
 from gradweave.costs import Cost, Curve, Line
 from gradweave.costs.cost import FloatArray
+from gradweave.kept import Steps
 from gradweave.network import CollectiveCost, Network
-from gradweave.results import Losses, Result
+from gradweave.results import Losses, LossSeries, Result
 from gradweave.simulation import Outcome
 
 Row = Mapping[str, str | float]
@@ -45,8 +47,9 @@ def iteration_times(rows: Sequence[Result], width: int) -> str:
         }
         for row in rows
         for kind, seconds in (("measured", row.iteration_s), ("predicted", row.predicted_s))
+        if seconds is not None
     ]
-    longest_ms = max(1e3 * max(row.iteration_s, row.predicted_s) for row in rows)
+    longest_ms = max(1e3 * max(row.iteration_s, row.predicted_s or 0.0) for row in rows)
     base = _chart(data).encode(
         y=alt.Y(
             "runtime:N",
@@ -66,13 +69,16 @@ def iteration_times(rows: Sequence[Result], width: int) -> str:
         color=_colours("kind", KINDS), description="says:N"
     )
     labels = base.mark_text(align="left", dx=4, fontSize=11, aria=False).encode(text="text:N")
-    alone_ms = 1e3 * float(np.median([row.compute_s for row in rows]))
-    alone = (
-        _chart([{"ms": alone_ms, "says": f"computing alone: {alone_ms:,.1f} ms"}])
-        .mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var(--ink)")
-        .encode(x="ms:Q", description="says:N")
-    )
-    return _svg(alt.LayerChart(layer=[bars, labels, alone]), width, height=46 * len(rows))
+    layers = [bars, labels]
+    alone_s = [row.compute_s for row in rows if row.compute_s is not None]
+    if alone_s:
+        alone_ms = 1e3 * float(np.median(alone_s))
+        layers.append(
+            _chart([{"ms": alone_ms, "says": f"computing alone: {alone_ms:,.1f} ms"}])
+            .mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var(--ink)")
+            .encode(x="ms:Q", description="says:N")
+        )
+    return _svg(alt.LayerChart(layer=layers), width, height=46 * len(rows))
 
 
 def scaling(outcomes: Sequence[Outcome], width: int) -> str:
@@ -281,3 +287,64 @@ def _svg(chart: alt.LayerChart, width: int, *, height: int) -> str:
     text = io.StringIO()
     finished.save(text, format="svg")
     return text.getvalue()
+
+
+# More points than pixels show nothing, and make a large page.
+MOST_POINTS = 400
+
+
+def thinned(losses: Losses) -> Losses:
+    """Curves of so many points at most, the first and the last among them."""
+    return Losses(series=tuple(_thinned(series) for series in losses.series))
+
+
+def _thinned(series: LossSeries) -> LossSeries:
+    count = len(series.steps)
+    if count <= MOST_POINTS:
+        return series
+    kept = np.unique(np.linspace(0, count - 1, MOST_POINTS).round().astype(int)).tolist()
+    return replace(
+        series,
+        steps=tuple(series.steps[place] for place in kept),
+        losses=tuple(series.losses[place] for place in kept),
+        wall_s=tuple(series.wall_s[place] for place in kept),
+    )
+
+
+def step_times(steps: Steps, width: int) -> str:
+    """How long each step took, the median of neighbours where there are many; stages beside it."""
+    together = -(-len(steps.step_s) // MOST_POINTS)
+    data: list[Row] = []
+    for first in range(0, len(steps.step_s), together):
+        part = steps.step_s[first : first + together]
+        ms = 1e3 * float(np.median(part))
+        named = f"step {first}" if len(part) == 1 else f"steps {first} to {first + len(part) - 1}"
+        data.append({"step": first, "ms": ms, "says": f"{named}: {ms:,.1f} ms"})
+    base = _chart(data).encode(
+        x=alt.X("step:Q", title="step", axis=alt.Axis(grid=False)),
+        y=alt.Y("ms:Q", title="milliseconds a step", scale=alt.Scale(zero=True)),
+    )
+    lines = base.mark_line(strokeWidth=1.5, color="var(--measured)", aria=False)
+    points = base.mark_point(filled=True, size=18, opacity=1, color="var(--measured)").encode(
+        description="says:N"
+    )
+    layers = [lines, points]
+    if len(steps.stages) > 1:
+        begins = _chart(
+            [
+                {
+                    "step": begin.step,
+                    "stage": begin.stage,
+                    "says": f"from step {begin.step} on: {begin.stage}",
+                }
+                for begin in steps.stages
+            ]
+        ).encode(x="step:Q")
+        rules = begins.mark_rule(strokeDash=DASHED, color="var(--ink-2)").encode(
+            description="says:N"
+        )
+        names = begins.mark_text(
+            align="left", angle=90, dx=4, dy=-4, fontSize=11, color="var(--ink-2)", aria=False
+        ).encode(text="stage:N", y=alt.value(0))
+        layers += [rules, names]
+    return _svg(alt.LayerChart(layer=layers), width, height=240)

@@ -8,6 +8,7 @@ from msgspec.structs import asdict
 
 from gradweave.compression import WIRE_SHARES
 from gradweave.costs import Link
+from gradweave.errors import UnknownCost
 from gradweave.network import Network
 from gradweave.planning import is_compressible
 from gradweave.report.folders import Folder
@@ -56,7 +57,7 @@ def _run(folder: Folder) -> dict[str, Any]:
         "name": folder.name,
         "trace": trace.name,
         "workers": folder.workers,
-        "link": asdict(ring_link(run.network, folder.workers).link),
+        "link": _link(folder),
         "is_compressible": is_compressible(trace),
         "tensors": _tensors(trace),
         "runtimes": [
@@ -67,8 +68,8 @@ def _run(folder: Folder) -> dict[str, Any]:
                     b.collective if b.compression is None else str(b.compression)
                     for b in run.plans[name].buckets
                 ],
-                "measured": _timeline(run.measured[name][0], places, computes),
-                "predicted": _timeline(run.predicted[name], places, computes),
+                "measured": _timeline(_first(run.measured.get(name)), places, computes),
+                "predicted": _timeline(run.predicted.get(name), places, computes),
             }
             for name in names
         ],
@@ -86,7 +87,12 @@ def _tensors(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _timeline(timeline: Timeline, places: Places, computes: list[Any]) -> dict[str, Any]:
+def _timeline(
+    timeline: Timeline | None, places: Places, computes: list[Any]
+) -> dict[str, Any] | None:
+    """None where there is none: a training may not have noted, or not predicted, one."""
+    if timeline is None:
+        return None
     compute = {
         lane: [
             [*_times(span), places[span.tensors[0]] if span.tensors else None]
@@ -105,6 +111,26 @@ def _timeline(timeline: Timeline, places: Places, computes: list[Any]) -> dict[s
             if span.lane == "communication"
         ],
     }
+
+
+def _first(timelines: Sequence[Timeline] | None) -> Timeline | None:
+    return timelines[0] if timelines else None
+
+
+def known_link(folder: Folder) -> RingLink | None:
+    """What formulas compute with; None where nobody knows what an all-reduce costs."""
+    network = folder.run.network
+    if network is None:
+        return None
+    try:
+        return ring_link(network, folder.workers)
+    except UnknownCost:
+        return None
+
+
+def _link(folder: Folder) -> dict[str, Any] | None:
+    known = known_link(folder)
+    return None if known is None else asdict(known.link)
 
 
 def _times(span: Span) -> tuple[float, float]:

@@ -15,15 +15,17 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gradweave.advice import Option, advise
 from gradweave.costs import flat
 from gradweave.errors import UnknownCost
 from gradweave.network import Network
+from gradweave.phases import PHASES, Phases
 from gradweave.report import charts
-from gradweave.report.document import WIRES, document, ring_link
+from gradweave.report.document import WIRES, document, known_link
 from gradweave.report.folders import Folder
-from gradweave.results import Result
+from gradweave.results import Losses, Result
 from gradweave.simulation import PAPER_WORKERS, Outcome, cases, run
 from gradweave.vocabulary import parse_spec
 
@@ -38,9 +40,11 @@ SCRIPTS = (
     "main.js",
 )
 BASELINE = "torch-ddp"
+SEVERAL = 2
 
 # What a runtime does, for people who have not read the papers.
 EXPLAINED = {
+    "gradweave": "Gradweave's wrapper, which finds its buckets while the model trains",
     "torch-ddp": "torch as it comes: a first bucket of 1 MiB, then of 25 MiB",
     "torch-ddp-tuned": "torch with its best bucket size, found by trying",
     "torch-fp16": "torch with its hook that rounds gradients to fp16",
@@ -79,6 +83,7 @@ def make_page(folders: Sequence[Folder]) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(_asset("page.html")).render(
         runs=[_run(folder) for folder in folders],
+        compared=_compared(folders),
         wires=list(WIRES),
         data=_embedded(document(folders)),
         style=Markup(style),  # noqa: S704 our own file
@@ -111,12 +116,14 @@ def _run(folder: Folder) -> dict[str, Any]:
         "title": folder.name,
         "headline": _headline(rows),
         "about": _about(folder),
-        "wrong": [row.runtime for row in rows if not row.correct],
+        "wrong": [row.runtime for row in rows if row.correct is False],
         "command": folder.run.results.command,
         "times": _chart(lambda width: charts.iteration_times(rows, width)),
         "scaling": _scaling(folder),
         "calibration": _calibration(folder),
         "losses": _losses(folder),
+        "training": _training(folder),
+        "can_ask": known_link(folder) is not None,
         "advice": _advice(folder),
         "compared": any(row.speedup is not None for row in rows),
         "rows": [_numbers(row) for row in rows],
@@ -137,10 +144,12 @@ def _chart(draw: Callable[[int], str]) -> Chart:
     return Chart(wide=Markup(draw(charts.WIDE)), narrow=Markup(draw(charts.NARROW)))  # noqa: S704
 
 
-def _scaling(folder: Folder) -> Chart:
+def _scaling(folder: Folder) -> Chart | None:
     """By formula on the network's links, for nothing else is known about other worker counts."""
-    network = folder.run.network
-    links = network.links or flat(ring_link(network, folder.workers).link)
+    network, known = folder.run.network, known_link(folder)
+    if network is None or known is None:
+        return None
+    links = network.links or flat(known.link)
     outcomes: list[Outcome] = [
         run(case).outcome
         for case in cases(
@@ -154,10 +163,12 @@ def _scaling(folder: Folder) -> Chart:
     return _chart(lambda width: charts.scaling(outcomes, width))
 
 
-def _calibration(folder: Folder) -> Chart:
+def _calibration(folder: Folder) -> Chart | None:
     plans = folder.run.plans.values()
     used = {bucket.collective for plan in plans for bucket in plan.buckets}
     network, workers = folder.run.network, folder.workers
+    if network is None or known_link(folder) is None:
+        return None
     return _chart(lambda width: charts.calibration(network, used, workers, width))
 
 
@@ -165,13 +176,17 @@ def _losses(folder: Folder) -> list[Chart]:
     losses = folder.losses
     if losses is None:
         return []
+    losses = charts.thinned(losses)
     return [_chart(partial(charts.loss_curves, losses, over)) for over in ("steps", "wall_s")]
 
 
-def _advice(folder: Folder) -> dict[str, Any]:
+def _advice(folder: Folder) -> dict[str, Any] | None:
     """What else could be done, and why the first is first; or why nothing is known about that."""
+    network = folder.run.network
+    if network is None:
+        return None
     try:
-        advice = advise(folder.run.trace, folder.run.network, workers=folder.workers)
+        advice = advise(folder.run.trace, network, workers=folder.workers)
     except UnknownCost as error:
         return {"why": f"Nothing can be compared: {error}.", "options": [], "unpriced": []}
     return {
@@ -195,23 +210,35 @@ def _advised(option: Option) -> dict[str, str]:
 
 def _headline(rows: Sequence[Result]) -> str:
     best = min(rows, key=lambda row: row.iteration_s)
-    took = f"{best.runtime} was the fastest, with {_ms(best.iteration_s)} ms an iteration"
-    waiting = f"{best.exposed_s / best.iteration_s:.0%} of it waiting for the network"
+    was = "was the fastest, with" if len(rows) > 1 else "took"
+    took = f"{best.runtime} {was} {_ms(best.iteration_s)} ms an iteration"
+    if best.exposed_s is not None:
+        took += f", {best.exposed_s / best.iteration_s:.0%} of it waiting for the network"
     if best.speedup is None or best.runtime == BASELINE:
-        return f"{took}, {waiting}."
-    return f"{took}, {waiting}: {best.speedup:.2f} times as fast as {BASELINE}."
+        return f"{took}."
+    return f"{took}: {best.speedup:.2f} times as fast as {BASELINE}."
 
 
 def _about(folder: Folder) -> str:
     trace, network, row = folder.run.trace, folder.run.network, folder.run.results.rows[0]
+    link = known_link(folder)
     rate = "" if row.rate is None else f", links of {row.rate}"
+    priced = "What messages cost is not known"
+    if network is not None:
+        priced = f"Network {network.name} ({network.source})"
+    if link is not None:
+        priced += f"; link for the formulas: {link.source}"
     return (
         f"{trace.name}: {len(trace.tensors)} gradient tensors, {trace.nbytes.sum() / 1e6:,.1f} MB; "
-        f"times {trace.origin} ({trace.source}). {row.nodes} nodes with {row.ranks_per_node} "
-        f"worker{'s' if row.ranks_per_node > 1 else ''} each{rate}. Network {network.name} "
-        f"({network.source}); link for the formulas: "
-        f"{ring_link(network, folder.workers).source}."
+        f"times {trace.origin} ({trace.source}). {_cluster(row)}{rate}. {priced}."
     )
+
+
+def _cluster(row: Result) -> str:
+    if row.nodes is None or row.ranks_per_node is None:
+        return _counted(row.workers, "worker")
+    each = _counted(row.ranks_per_node, "worker")
+    return f"{_counted(row.nodes, 'node')} with {each} each"
 
 
 def _numbers(row: Result) -> dict[str, str]:
@@ -219,7 +246,7 @@ def _numbers(row: Result) -> dict[str, str]:
         "runtime": row.runtime,
         "measured": _ms(row.iteration_s),
         "predicted": _ms(row.predicted_s),
-        "error": f"{row.prediction_error:+.1%}",
+        "error": "" if row.prediction_error is None else f"{row.prediction_error:+.1%}",
         "exposed": _ms(row.exposed_s),
         "messages": f"{row.messages:,}",
         "speedup": "" if row.speedup is None else f"{row.speedup:.2f}x",
@@ -228,10 +255,10 @@ def _numbers(row: Result) -> dict[str, str]:
 
 def _note(row: Result) -> str:
     cap = "" if row.bucket_cap_mb is None else f", bucket_cap_mb {row.bucket_cap_mb:g}"
-    return (
-        f"{_messages(row)}{cap}; median {_ms(row.iteration_s)} ms, predicted "
-        f"{_ms(row.predicted_s)} ms ({row.prediction_error:+.1%})"
-    )
+    measured = f"{_messages(row)}{cap}; median {_ms(row.iteration_s)} ms"
+    if row.predicted_s is None:
+        return measured
+    return f"{measured}, predicted {_ms(row.predicted_s)} ms ({row.prediction_error:+.1%})"
 
 
 def _explained(runtime: str) -> str:
@@ -240,8 +267,57 @@ def _explained(runtime: str) -> str:
 
 
 def _messages(row: Result) -> str:
-    return f"{row.messages:,} message{'' if row.messages == 1 else 's'}"
+    return _counted(row.messages, "message")
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.1f}"
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:,.1f}"
+
+
+def _training(folder: Folder) -> dict[str, Any] | None:
+    """What a training's folder has and a benchmark's has not."""
+    steps, account = folder.run.steps, folder.run.account
+    if steps is None:
+        return None
+    return {
+        "times": _chart(partial(charts.step_times, steps)),
+        "phases": [_rank(rank, phases) for rank, phases in enumerate(steps.phases)],
+        "explained": [] if account is None else account.explanation.splitlines(),
+    }
+
+
+def _rank(rank: int, phases: Phases | None) -> dict[str, str]:
+    lengths = {name: "" if phases is None else _ms(phases.seconds(name)) for name in PHASES}
+    return {"rank": str(rank), "step": "" if phases is None else _ms(phases.step_s), **lengths}
+
+
+def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
+    """Trainings side by side, where there are several."""
+    trainings = [folder for folder in folders if folder.run.steps is not None]
+    if len(trainings) < SEVERAL:
+        return None
+    rows = [
+        replace(row, runtime=f"{folder.name}: {row.runtime}")
+        for folder in trainings
+        for row in folder.run.results.rows
+    ]
+    fastest, *_, slowest = sorted(rows, key=lambda row: row.iteration_s)
+    curves = [
+        replace(series, label=f"{folder.name}: {series.label}")
+        for folder in trainings
+        for series in (() if folder.losses is None else folder.losses.series)
+    ]
+    losses = charts.thinned(Losses(series=tuple(curves))) if len(curves) > 1 else None
+    return {
+        "sentence": f"{fastest.runtime} took {_ms(fastest.iteration_s)} ms an iteration, "
+        f"{slowest.runtime} {_ms(slowest.iteration_s)} ms: "
+        f"{slowest.iteration_s / fastest.iteration_s:.2f} times as long.",
+        "times": _chart(lambda width: charts.iteration_times(rows, width)),
+        "losses": []
+        if losses is None
+        else [_chart(partial(charts.loss_curves, losses, over)) for over in ("steps", "wall_s")],
+    }

@@ -58,15 +58,16 @@ function readTimeline(run, runtime, kind) {
 function drawTimelines(section, run) {
   const panels = [...section.querySelectorAll(".panel")].map((panel, place) => {
     const runtime = run.runtimes[place];
-    const timelines = ["measured", "predicted"].map((kind) => readTimeline(run, runtime, kind));
+    const kinds = ["measured", "predicted"].filter((kind) => runtime[kind] !== null);
+    const timelines = kinds.map((kind) => readTimeline(run, runtime, kind));
     const groups = timelines.map((timeline, index) => ({
-      title: ["measured", "predicted"][index],
+      title: kinds[index],
       note:
         `${milliseconds(timeline.end_s)}, ${milliseconds(totalLength(timeline.exposed))} of it ` +
         "waiting for the network",
       timeline,
     }));
-    const end_s = Math.max(...timelines.map((timeline) => timeline.end_s));
+    const end_s = Math.max(0, ...timelines.map((timeline) => timeline.end_s));
     return { panel, runtime, groups, end_s };
   });
   const longest_s = Math.max(...panels.map(({ end_s }) => end_s));
@@ -76,6 +77,11 @@ function drawTimelines(section, run) {
   for (const one of panels) {
     const show = () => one.gantt.show(one.groups, alike.checked ? longest_s : one.end_s);
     onceNear(one.panel, () => {
+      if (one.groups.length === 0) {
+        one.panel.querySelector(".gantt").textContent =
+          "No timeline: this training has noted none, and what messages cost is not known.";
+        return;
+      }
       one.gantt = new Gantt(
         one.panel.querySelector(".gantt"),
         run.tensors,
@@ -117,5 +123,7 @@ document.querySelectorAll("section.run").forEach((section, place) => {
   drawTimelines(section, report.runs[place]);
   drawPlans(section, report.runs[place]);
 });
-new WhatIf(document.getElementById("what-if"), report);
+if (document.getElementById("what-if")) {
+  new WhatIf(document.getElementById("what-if"), report);
+}
 document.documentElement.dataset.ready = "true";
