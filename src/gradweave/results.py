@@ -44,6 +44,11 @@ class StageBegin(Struct, frozen=True, forbid_unknown_fields=True):
     step: int
 
 
+# What stages of planning are to people; all that are not here are planning.
+PHASES = {"trying": "trying", "settled": "settled"}
+PLANNING = "planning"
+
+
 class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the loss fell in one training: after which steps, and how long that had taken."""
 
@@ -68,7 +73,14 @@ class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"{self.label!r}: wall_s must not decrease, from 0 or more")
         begins = [begin.step for begin in self.stages]
         if any(after <= before for before, after in pairwise((-1, *begins))):
-            raise ValueError(f"{self.label!r}: stages must begin one after the other, from 0 or more")
+            raise ValueError(f"{self.label!r}: stages must begin one after the other, from 0 on")
+
+    @property
+    def phases(self) -> tuple[StageBegin, ...]:
+        """Its stages as people tell them apart: planning, trying, settled."""
+        named = [StageBegin(PHASES.get(one.stage, PLANNING), one.step) for one in self.stages]
+        before = [None, *(one.stage for one in named)]
+        return tuple(one for one, last in zip(named, before, strict=False) if one.stage != last)
 
 
 class Losses(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

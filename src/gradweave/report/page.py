@@ -17,15 +17,16 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from gradweave.advice import Option, advise
-from gradweave.costs import flat
 from gradweave.errors import UnknownCost
-from gradweave.network import Network
-from gradweave.report import charts
-from gradweave.report.document import WIRES, document, ring_link
+from gradweave.report import charts, training_charts
+from gradweave.report.document import WIRES, document
+from gradweave.report.drawing import NARROW, WIDE
 from gradweave.report.folders import Folder
+from gradweave.report.pricing import Price, price_of
+from gradweave.report.runtimes import explained, glossary, is_lossy, rows_in_order
+from gradweave.report.sentences import about, about_lossy, counted, headline, milliseconds
 from gradweave.results import Result
 from gradweave.simulation import PAPER_WORKERS, Outcome, cases, run
-from gradweave.vocabulary import parse_spec
 
 # In this order: each uses what the ones before it define.
 SCRIPTS = (
@@ -37,34 +38,6 @@ SCRIPTS = (
     "what_if.js",
     "main.js",
 )
-BASELINE = "torch-ddp"
-
-# What a runtime does, for people who have not read the papers.
-EXPLAINED = {
-    "torch-ddp": "torch as it comes: a first bucket of 1 MiB, then of 25 MiB",
-    "torch-ddp-tuned": "torch with its best bucket size, found by trying",
-    "torch-fp16": "torch with its hook that rounds gradients to fp16",
-    "torch-fp16-tuned": "torch with its hook for fp16 and the best bucket size for it",
-    "torch-bf16": "torch with its hook that rounds gradients to bf16",
-    "torch-bf16-tuned": "torch with its hook for bf16 and the best bucket size for it",
-    "powersgd": "torch with its hook for PowerSGD: matrices as products of thin ones",
-    "zero": "torch, and its ZeRO: each worker updates a share of the parameters and broadcasts it",
-    "fsdp2": "torch's fully_shard: parameters gathered for each pass, gradients scattered",
-    "naive": "each gradient by itself, after backward has ended",
-    "wfbp": "each gradient by itself, as soon as it is ready",
-    "single": "all gradients in one message",
-    "fixed": "buckets of one size",
-    "ddp": "buckets as torch makes them",
-    "inductor": "buckets as torch's compiler makes them: as many gradients as fit into 2000 MiB",
-    "mgwfbp": "merged by the rule of the MG-WFBP papers",
-    "optimal": "merged by the exact planner",
-    "sharded": "gradients scattered beside backward, parameters gathered beside the next forward",
-    "topk": "only the largest gradients of each worker",
-    "gtopk": "only the largest gradients of all workers",
-    "gtopk-tree": "only the largest gradients of all workers, by the gTop-k paper's tree",
-    "gtopk-tree-lossy": "the gTop-k paper's tree, with what it loses",
-    "gtopk-all-gather": "only the largest gradients of all workers, found by all of them",
-}
 
 
 class Chart(Struct, frozen=True, kw_only=True):
@@ -77,9 +50,12 @@ class Chart(Struct, frozen=True, kw_only=True):
 def make_page(folders: Sequence[Folder]) -> str:
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    runs = [_run(folder) for folder in folders]
+    names = [row.runtime for folder in folders for row in rows_in_order(folder.run)]
     return environment.from_string(_asset("page.html")).render(
-        runs=[_run(folder) for folder in folders],
+        runs=runs,
         wires=list(WIRES),
+        glossary=glossary([*names, *charts.PLANNERS]),
         data=_embedded(document(folders)),
         style=Markup(style),  # noqa: S704 our own file
         script=Markup(script),  # noqa: S704 our own files
@@ -106,57 +82,87 @@ def _embedded(value: Any) -> Markup:
 
 
 def _run(folder: Folder) -> dict[str, Any]:
-    rows = folder.run.results.rows
+    rows = rows_in_order(folder.run)
+    price, why_unpriced = _price(folder)
     return {
         "title": folder.name,
-        "headline": _headline(rows),
-        "about": _about(folder),
+        "headline": headline(folder.run),
+        "lossy": about_lossy(folder),
+        "about": about(folder),
         "wrong": [row.runtime for row in rows if not row.correct],
         "command": folder.run.results.command,
+        "workers": folder.workers,
         "times": _chart(lambda width: charts.iteration_times(rows, width)),
-        "scaling": _scaling(folder),
+        "scaling": None if price is None else _scaling(folder, price, rows),
+        "why_unpriced": why_unpriced,
+        "collective": "" if price is None else price.collective,
         "calibration": _calibration(folder),
         "losses": _losses(folder),
+        "step_times": _step_times(folder),
         "advice": _advice(folder),
         "compared": any(row.speedup is not None for row in rows),
+        "rounds": max(len(row.repeats_s) for row in rows),
         "rows": [_numbers(row) for row in rows],
-        "runtimes": [
-            {
-                "name": row.runtime,
-                "explained": _explained(row.runtime),
-                "note": _note(row),
-                "messages": _messages(row),
-            }
-            for row in rows
-        ],
+        "runtimes": [_runtime(row, folder) for row in rows],
+    }
+
+
+def _price(folder: Folder) -> tuple[Price | None, str]:
+    """What messages cost in the run, or why nobody knows."""
+    try:
+        return price_of(folder.run.network, folder.workers), ""
+    except UnknownCost as error:
+        return None, str(error)
+
+
+def _runtime(row: Result, folder: Folder) -> dict[str, Any]:
+    run, name = folder.run, row.runtime
+    missing = [
+        kind
+        for kind, timelines in (("measured", run.measured), ("predicted", run.predicted))
+        if name not in timelines
+    ]
+    return {
+        "name": name,
+        "explained": explained(name),
+        "lossy": is_lossy(name, run.plans.get(name)),
+        "note": _note(row),
+        "messages": counted(row.messages, "message"),
+        "has_timeline": len(missing) < len(("measured", "predicted")),
+        "missing": " or ".join(missing),
     }
 
 
 def _chart(draw: Callable[[int], str]) -> Chart:
     """Vega-Lite escapes the text it draws."""
-    return Chart(wide=Markup(draw(charts.WIDE)), narrow=Markup(draw(charts.NARROW)))  # noqa: S704
+    return Chart(wide=Markup(draw(WIDE)), narrow=Markup(draw(NARROW)))  # noqa: S704
 
 
-def _scaling(folder: Folder) -> Chart:
-    """By formula on the network's links, for nothing else is known about other worker counts."""
-    network = folder.run.network
-    links = network.links or flat(ring_link(network, folder.workers).link)
-    outcomes: list[Outcome] = [
+def _scaling(folder: Folder, price: Price, rows: Sequence[Result]) -> Chart:
+    """As measured among the workers of the run, so that this agrees with what stands beside it."""
+    outcomes = scaled_outcomes(folder, price)
+    return _chart(lambda width: charts.scaling(outcomes, rows, price.workers, width))
+
+
+def scaled_outcomes(folder: Folder, price: Price) -> list[Outcome]:
+    """Every planner of the chart on every number of workers, that of the run included."""
+    return [
         run(case).outcome
+        for workers in sorted({*PAPER_WORKERS, price.workers})
         for case in cases(
             [folder.run.trace],
-            [Network(name=network.name, source=network.source, links=links)],
-            workers=PAPER_WORKERS,
+            [price.among(workers).network(folder.run.network.name)],
+            workers=[workers],
             planners=list(charts.PLANNERS),
-            collectives=["ring"],
+            collectives=[price.collective],
         )
     ]
-    return _chart(lambda width: charts.scaling(outcomes, width))
 
 
 def _calibration(folder: Folder) -> Chart:
     plans = folder.run.plans.values()
     used = {bucket.collective for plan in plans for bucket in plan.buckets}
+    used.add(folder.run.network.default_collective)
     network, workers = folder.run.network, folder.workers
     return _chart(lambda width: charts.calibration(network, used, workers, width))
 
@@ -165,7 +171,16 @@ def _losses(folder: Folder) -> list[Chart]:
     losses = folder.losses
     if losses is None:
         return []
-    return [_chart(partial(charts.loss_curves, losses, over)) for over in ("steps", "wall_s")]
+    curves = training_charts.loss_curves
+    return [_chart(partial(curves, losses, over)) for over in training_charts.OVER]
+
+
+def _step_times(folder: Folder) -> Chart | None:
+    """Where the losses tell about each step; None where they do not."""
+    losses = folder.losses
+    if losses is None or not training_charts.has_step_times(losses):
+        return None
+    return _chart(partial(training_charts.step_times, losses))
 
 
 def _advice(folder: Folder) -> dict[str, Any]:
@@ -184,7 +199,7 @@ def _advice(folder: Folder) -> dict[str, Any]:
 def _advised(option: Option) -> dict[str, str]:
     return {
         "name": option.name,
-        "step": _ms(option.step_s),
+        "step": milliseconds(option.step_s),
         "samples": f"{option.samples_per_s:,.0f}",
         "gain": f"{option.gain:.2f}x",
         "memory": f"{option.memory_bytes / 1e6:,.0f}",
@@ -193,34 +208,13 @@ def _advised(option: Option) -> dict[str, str]:
     }
 
 
-def _headline(rows: Sequence[Result]) -> str:
-    best = min(rows, key=lambda row: row.iteration_s)
-    took = f"{best.runtime} was the fastest, with {_ms(best.iteration_s)} ms an iteration"
-    waiting = f"{best.exposed_s / best.iteration_s:.0%} of it waiting for the network"
-    if best.speedup is None or best.runtime == BASELINE:
-        return f"{took}, {waiting}."
-    return f"{took}, {waiting}: {best.speedup:.2f} times as fast as {BASELINE}."
-
-
-def _about(folder: Folder) -> str:
-    trace, network, row = folder.run.trace, folder.run.network, folder.run.results.rows[0]
-    rate = "" if row.rate is None else f", links of {row.rate}"
-    return (
-        f"{trace.name}: {len(trace.tensors)} gradient tensors, {trace.nbytes.sum() / 1e6:,.1f} MB; "
-        f"times {trace.origin} ({trace.source}). {row.nodes} nodes with {row.ranks_per_node} "
-        f"worker{'s' if row.ranks_per_node > 1 else ''} each{rate}. Network {network.name} "
-        f"({network.source}); link for the formulas: "
-        f"{ring_link(network, folder.workers).source}."
-    )
-
-
 def _numbers(row: Result) -> dict[str, str]:
     return {
         "runtime": row.runtime,
-        "measured": _ms(row.iteration_s),
+        "measured": milliseconds(row.iteration_s),
         "predicted": _ms(row.predicted_s),
-        "error": f"{row.prediction_error:+.1%}",
-        "exposed": _ms(row.exposed_s),
+        "error": "" if row.prediction_error is None else f"{row.prediction_error:+.1%}",
+        "exposed": milliseconds(row.exposed_s),
         "messages": f"{row.messages:,}",
         "speedup": "" if row.speedup is None else f"{row.speedup:.2f}x",
     }
@@ -228,20 +222,12 @@ def _numbers(row: Result) -> dict[str, str]:
 
 def _note(row: Result) -> str:
     cap = "" if row.bucket_cap_mb is None else f", bucket_cap_mb {row.bucket_cap_mb:g}"
-    return (
-        f"{_messages(row)}{cap}; median {_ms(row.iteration_s)} ms, predicted "
-        f"{_ms(row.predicted_s)} ms ({row.prediction_error:+.1%})"
-    )
+    taken = f"an iteration takes {milliseconds(row.iteration_s)} ms in the median"
+    if row.predicted_s is None or row.prediction_error is None:
+        return f"{counted(row.messages, 'message')}{cap}; {taken}"
+    expected = f"{milliseconds(row.predicted_s)} ms were predicted ({row.prediction_error:+.1%})"
+    return f"{counted(row.messages, 'message')}{cap}; {taken}, {expected}"
 
 
-def _explained(runtime: str) -> str:
-    text = EXPLAINED.get(parse_spec(runtime).name)
-    return "" if text is None else f"{text}: "
-
-
-def _messages(row: Result) -> str:
-    return f"{row.messages:,} message{'' if row.messages == 1 else 's'}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.1f}"
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else milliseconds(seconds)
