@@ -99,6 +99,7 @@ def _run(folder: Folder) -> dict[str, Any]:
         "calibration": _calibration(folder),
         "losses": _losses(folder),
         "step_times": _step_times(folder),
+        "planned": any(one.stages for one in folder.losses.series) if folder.losses else False,
         "advice": _advice(folder),
         "compared": any(row.speedup is not None for row in rows),
         "rounds": max(len(row.repeats_s) for row in rows),
