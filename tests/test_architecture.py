@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"runs"},
     {"files"},
     {"remembered"},
-    {"recipe", "upgrades"},
+    {"kept", "recipe", "upgrades"},
     {"network", "phases", "plan", "results", "timeline"},
     {"trace"},
     {"costs", "travel"},

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gradweave.measure.network import calibrate
     from gradweave.runtime.ddp import DistributedDataParallel
     from gradweave.runtime.sharded import ShardedDataParallel
+    from gradweave.runtime.watched import watch
     from gradweave.sparse.settings import GTopK, TopK
     from gradweave.sparse.warmup import Densities
 
@@ -43,6 +44,7 @@ WITH_TORCH = {
     "TopK": "gradweave.sparse.settings",
     "calibrate": "gradweave.measure.network",
     "record_trace": "gradweave.measure.backward",
+    "watch": "gradweave.runtime.watched",
 }
 
 __all__ = [
@@ -80,6 +82,7 @@ __all__ = [
     "read",
     "record_trace",
     "simulate",
+    "watch",
     "write",
 ]
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gradweave.errors import FormatError, RequestError
+from gradweave.kept import Account, Steps
 from gradweave.network import Network
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
@@ -21,16 +22,22 @@ from gradweave.timeline import Timeline
 from gradweave.trace import Trace
 from gradweave.upgrades import UPGRADES
 
-Value = TypeVar("Value", Trace, Network, Plan, Timeline, Results, Losses, Recipe, Remembered)
-AnyValue = Trace | Network | Plan | Timeline | Results | Losses | Recipe | Remembered
+Value = TypeVar(
+    "Value", Trace, Network, Plan, Timeline, Results, Losses, Steps, Account, Recipe, Remembered
+)
+AnyValue = (
+    Trace | Network | Plan | Timeline | Results | Losses | Steps | Account | Recipe | Remembered
+)
 
 SCHEMAS: dict[type, str] = {
     Trace: "gradweave.trace/2",
     Network: "gradweave.network/4",
     Plan: "gradweave.plan/3",
     Timeline: "gradweave.timeline/1",
-    Results: "gradweave.results/1",
+    Results: "gradweave.results/2",
     Losses: "gradweave.losses/2",
+    Steps: "gradweave.steps/1",
+    Account: "gradweave.account/1",
     Recipe: "gradweave.recipe/4",
     Remembered: "gradweave.remembered/3",  # a new one with every recipe; older ones are not read
 }

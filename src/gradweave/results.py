@@ -1,35 +1,56 @@
 """What an experiment measured, beside what was predicted."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 from math import isfinite
 
 from msgspec import Struct
 
-from gradweave.checks import require_not_negative, require_text
+from gradweave.checks import require_not_negative, require_positive, require_text
+
+OPTIONAL_TIMES = ("predicted_s", "compute_s", "exposed_s")
 
 
 class Result(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One runtime on one cluster; what each number means is in docs/measuring.md."""
+    """One runtime on one cluster; what each number means is in docs/measuring.md.
+
+    A training may not know all that a benchmark knows: what is None.
+    """
 
     trace: str
     runtime: str
-    nodes: int
-    ranks_per_node: int
+    workers: int
+    nodes: int | None
+    ranks_per_node: int | None  # None also where hosts have different numbers of them
     rate: str | None
     iteration_s: float
-    predicted_s: float
-    prediction_error: float  # of the predicted time, as a share of the measured
-    compute_s: float
-    exposed_s: float
+    predicted_s: float | None
+    prediction_error: float | None  # of the predicted time, as a share of the measured
+    compute_s: float | None
+    exposed_s: float | None
     messages: int
     speedup: float | None  # over torch-ddp; None where that did not run
     repeats_s: tuple[float, ...]
-    correct: bool
+    correct: bool | None  # None: nobody looked
     bucket_cap_mb: float | None
 
     def __post_init__(self) -> None:
         require_text(self, "trace", "runtime")
-        require_not_negative(self, "iteration_s", "predicted_s", "compute_s", "exposed_s")
+        require_positive(self, "workers")
+        require_not_negative(self, "iteration_s")
+        known = (name for name in OPTIONAL_TIMES if getattr(self, name) is not None)
+        require_not_negative(self, *known)
+        if self.nodes is not None and self.ranks_per_node is not None:
+            product = self.nodes * self.ranks_per_node
+            if product != self.workers:
+                raise ValueError(
+                    f"workers must be nodes times ranks_per_node, {product}, got {self.workers}"
+                )
+
+    @property
+    def efficiency(self) -> float | None:
+        """Of the time, what computes."""
+        return None if self.compute_s is None else self.compute_s / self.iteration_s
 
 
 class Results(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,8 +66,15 @@ class StageBegin(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 # What stages of planning are to people; all that are not here are planning.
-PHASES = {"trying": "trying", "settled": "settled"}
+PHASE_OF_STAGE = {"trying": "trying", "settled": "settled"}
 PLANNING = "planning"
+
+
+def planning_phases(stages: Iterable[StageBegin]) -> tuple[StageBegin, ...]:
+    """Stages as people tell them apart: planning, trying, settled."""
+    named = [StageBegin(PHASE_OF_STAGE.get(one.stage, PLANNING), one.step) for one in stages]
+    before = [None, *(one.stage for one in named)]
+    return tuple(one for one, last in zip(named, before, strict=False) if one.stage != last)
 
 
 class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,10 +105,7 @@ class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def phases(self) -> tuple[StageBegin, ...]:
-        """Its stages as people tell them apart: planning, trying, settled."""
-        named = [StageBegin(PHASES.get(one.stage, PLANNING), one.step) for one in self.stages]
-        before = [None, *(one.stage for one in named)]
-        return tuple(one for one, last in zip(named, before, strict=False) if one.stage != last)
+        return planning_phases(self.stages)
 
 
 class Losses(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

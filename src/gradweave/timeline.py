@@ -42,16 +42,16 @@ class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def compute_s(self) -> float:
-        return _length(self._computing())
+        return length(self._computing())
 
     @property
     def communication_s(self) -> float:
-        return _length(self._communicating())
+        return length(self._communicating())
 
     @property
     def exposed_s(self) -> float:
         """Communication during which nothing is computed: what the network costs."""
-        both = _length(_union([*self._computing(), *self._communicating()]))
+        both = length([*self._computing(), *self._communicating()])
         return both - self.compute_s
 
     @property
@@ -71,10 +71,10 @@ class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return workers * self.efficiency
 
     def _computing(self) -> list[Interval]:
-        return _union((s.start_s, s.end_s) for s in self.spans if s.lane != "communication")
+        return [(s.start_s, s.end_s) for s in self.spans if s.lane != "communication"]
 
     def _communicating(self) -> list[Interval]:
-        return _union((s.start_s, s.end_s) for s in self.spans if s.lane == "communication")
+        return [(s.start_s, s.end_s) for s in self.spans if s.lane == "communication"]
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -87,5 +87,6 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def _length(disjoint: list[Interval]) -> float:
-    return sum(end - start for start, end in disjoint)
+def length(intervals: Iterable[Interval]) -> float:
+    """What they cover together."""
+    return sum(end - start for start, end in _union(intervals))

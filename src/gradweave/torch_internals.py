@@ -176,6 +176,11 @@ def torch_bucket_bytes(ddp: TorchDDP) -> list[int]:
     return [int(size) for size in logged.split(",") if size.strip()]
 
 
+def has_comm_hook(ddp: TorchDDP) -> bool:
+    """Whether there is one, the user's or torch's own for mixed precision; there can be one."""
+    return bool(ddp._comm_hooks)  # noqa: SLF001
+
+
 @contextmanager
 def all_requiring_grad(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """For the length of a block: reducers and hooks cannot be attached to frozen parameters.

@@ -1,6 +1,6 @@
 """What one iteration computes: which gradient is ready when, and how long forward takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import groupby, pairwise
 from math import prod, sqrt
 
@@ -137,6 +137,19 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 forward_s=tensor.forward_s * forward,
             )
         )
+
+    def in_order(self, names: Iterable[str]) -> "Trace":
+        """As it is where gradients leave in this order, and wait for those before them.
+
+        Names without elements are in no trace, and are left out here.
+        """
+        by_name = {tensor.name: tensor for tensor in self.tensors}
+        tensors, latest_s = [], 0.0
+        for name in names:
+            if name in by_name:
+                latest_s = max(latest_s, by_name[name].ready_s)
+                tensors.append(replace(by_name[name], ready_s=latest_s))
+        return replace(self, tensors=tuple(tensors))
 
     def joined(self, key: Callable[[str], str]) -> "Trace":
         """Neighbours whose names have the same key become one tensor, ready when the last is."""

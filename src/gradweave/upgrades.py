@@ -63,6 +63,18 @@ def losses_2(document: Document) -> Document:
     return _with_each(document, "series", lambda series: {"stages": [], **series})
 
 
+def results_2(document: Document) -> Document:
+    """Version 1 knew nodes and ranks of each, but not their product."""
+
+    def counted(row: Document) -> Document:
+        match row:
+            case {"nodes": int(nodes), "ranks_per_node": int(ranks)}:
+                return {"workers": nodes * ranks, **row}
+        return row
+
+    return _with_each(document, "rows", counted)
+
+
 def recipe_2(document: Document) -> Document:
     """Version 1 did not say what a step took, and held older plans and networks."""
     return _with_held({"step_s": None, **document}, plan=plan_2, network=network_3)
@@ -88,6 +100,7 @@ UPGRADES: dict[str, tuple[str, Upgrade]] = {
     "gradweave.recipe/1": ("gradweave.recipe/2", recipe_2),
     "gradweave.recipe/2": ("gradweave.recipe/3", recipe_3),
     "gradweave.recipe/3": ("gradweave.recipe/4", recipe_4),
+    "gradweave.results/1": ("gradweave.results/2", results_2),
     "gradweave.trace/1": ("gradweave.trace/2", trace_2),
 }
 

@@ -82,6 +82,7 @@ def row(runtime, iteration_s, predicted_s, *, messages, repeats_s=None):
     return Result(
         trace="a",
         runtime=runtime,
+        workers=4,
         nodes=4,
         ranks_per_node=1,
         rate="1gbit",

@@ -8,10 +8,12 @@ from msgspec.structs import replace
 from gradweave import files
 from gradweave.compression import Compression, parse_compression
 from gradweave.costs import Curve, Line, Link, flat
+from gradweave.kept import Account, Steps
 from gradweave.network import CollectiveCost, Network
+from gradweave.phases import Phases
 from gradweave.planning import make_plan
 from gradweave.results import Losses, LossSeries, Result, Results, StageBegin
-from gradweave.runs import Prediction, RunFolder
+from gradweave.runs import Prediction, Run, RunFolder
 from gradweave.simulation import simulate
 from gradweave.timeline import Span, Timeline
 from gradweave.trace import Tensor, Trace
@@ -133,6 +135,7 @@ def _result(trace: Trace, prediction: Prediction, measured: Timeline, torch_s: f
     return Result(
         trace=trace.name,
         runtime=prediction.runtime,
+        workers=WORKERS,
         nodes=WORKERS,
         ranks_per_node=1,
         rate="1gbit",
@@ -182,6 +185,66 @@ def write_odd_run(path: Path) -> Path:
     return _written(path, trace, network, predictions)
 
 
+STAGES = (("not begun", 0), ("recording", 1), ("trying", 8), ("settled", 20))
+STEPS = 60
+
+
+def write_training(
+    path: Path,
+    trace: Trace,
+    network: Network | None,
+    *,
+    runtime: str = "gradweave",
+    noted: bool = True,
+    text: str = "Chosen: 3 messages by native.",
+) -> Path:
+    """As save_run() leaves it: without a network nothing is predicted."""
+    planned = network or measured_network()
+    plan = make_plan(trace, planned, workers=WORKERS)
+    timeline = simulate(trace, plan, planned, workers=WORKERS)
+    measured = _recorded(trace, timeline)
+    prediction = Prediction(runtime=runtime, plan=plan, timeline=timeline)
+    row = _result(trace, prediction, measured, measured.iteration_s)
+    row = replace(row, rate=None, speedup=None, correct=None)
+    if network is None:
+        row = replace(row, predicted_s=None, prediction_error=None, compute_s=None, exposed_s=None)
+    phases = Phases(input_s=0.011, forward_s=0.2, backward_s=0.4, network_s=0.07)
+    stages = tuple(StageBegin(*stage) for stage in STAGES)
+    run = Run(
+        trace=trace,
+        network=network,
+        results=Results(command="train.py", rows=(row,)),
+        plans={runtime: plan},
+        predicted={} if network is None else {runtime: timeline},
+        measured={runtime: (measured,) * WORKERS} if noted else {},
+        steps=Steps(
+            step_s=tuple(0.7 - 0.0005 * step for step in range(STEPS)),
+            stages=stages,
+            phases=(phases, replace(phases, backward_s=0.5), None, phases),
+        ),
+        account=Account(
+            stage="settled",
+            planning_steps=19,
+            planning_s=12.5,
+            baseline_step_s=0.75,
+            step_s=0.5,
+            gain=1.5,
+            trials=(),
+            note=None,
+            explanation=text,
+        ),
+    )
+    series = LossSeries(
+        label=runtime,
+        steps=tuple(range(STEPS)),
+        losses=tuple(2.3 - 0.01 * step for step in range(STEPS)),
+        wall_s=tuple(0.7 * (step + 1) for step in range(STEPS)),
+        stages=stages,
+    )
+    RunFolder(path).write(run, Losses(series=(series,)))
+    return path
+
+
 def write_losses(path: Path, *, label: str = "gtopk:0.001") -> None:
     steps = tuple(range(0, 200, 20))
     series = [
@@ -196,16 +259,16 @@ def write_losses(path: Path, *, label: str = "gtopk:0.001") -> None:
     files.write(path / "losses.json", Losses(series=tuple(series)))
 
 
-STAGES = (("not begun", 0), ("recording", 1), ("learning", 4), ("trying", 12), ("settled", 30))
+COURSE = (("not begun", 0), ("recording", 1), ("learning", 4), ("trying", 12), ("settled", 30))
 
 
-def write_training(path: Path, *, label: str = "gradweave") -> None:
+def write_step_losses(path: Path, *, label: str = "gradweave") -> None:
     """Every step of two trainings; ours is faster once it has settled."""
     steps = tuple(range(60))
     series = []
     for name, settled_s in (("torch-ddp", 0.3), (label, 0.2)):
-        taken_s = [0.3 if step < STAGES[-1][1] else settled_s for step in steps]
-        stages = STAGES if name == label else ()
+        taken_s = [0.3 if step < COURSE[-1][1] else settled_s for step in steps]
+        stages = COURSE if name == label else ()
         series.append(
             LossSeries(
                 label=name,
@@ -222,7 +285,7 @@ def write_trained_run(path: Path) -> Path:
     """Torch's wrapper and ours, and one that changes the training, with every step of it."""
     runtimes = {"torch-ddp": "ddp", "gtopk": "optimal", "gradweave": "optimal"}
     write_run(path, drawn_trace(40), measured_network(), runtimes=runtimes)
-    write_training(path)
+    write_step_losses(path)
     return path
 
 

@@ -8,6 +8,7 @@ from small_training import batch, network
 from gradweave import DistributedDataParallel, ShardedDataParallel
 from gradweave.measure.clocks import HostClock
 from gradweave.phases import PHASES, Phases
+from gradweave.results import StageBegin
 from gradweave.runtime.step_clock import KEPT_STEPS, StepClock
 
 
@@ -94,6 +95,59 @@ def test_a_pass_without_its_last_gradient_is_left_out():
     assert scripted.clock.phases() == []
     scripted.pass_(**STEP)
     assert scripted.clock.phases() == [Phases(**STEP)]
+
+
+def test_the_first_step_begins_with_its_forward_pass():
+    scripted = Scripted()
+    assert (scripted.clock.steps, scripted.clock.all_step_s()) == (0, [])
+    scripted.pass_(**STEP)
+    assert (scripted.clock.steps, scripted.clock.all_step_s()) == (1, [14.0])
+    scripted.pass_(**STEP)
+    assert (scripted.clock.steps, scripted.clock.all_step_s()) == (2, [14.0, 15.0])
+
+
+def test_stages_begin_at_steps():
+    scripted = Scripted()
+    for stage in ("not begun", "not begun", "recording", "trying", "settled", "settled"):
+        scripted.clock.stage_begins(stage)
+        scripted.pass_(**STEP)
+    scripted.clock.stage_begins("recording")
+    scripted.clock.stage_begins("settled")  # and nobody has trained meanwhile
+    stages = [("not begun", 0), ("recording", 2), ("trying", 3), ("settled", 4)]
+    assert scripted.clock.stages == [StageBegin(*stage) for stage in stages]
+
+
+def test_another_stage_forgets_phases_but_no_steps():
+    scripted = Scripted()
+    for _ in range(3):
+        scripted.pass_(**STEP)
+    scripted.clock.stage_begins("settled")
+    assert (scripted.clock.phases(), scripted.clock.last_phases()) == ([], None)
+    scripted.pass_(**STEP)
+    assert scripted.clock.phases() == [Phases(**STEP)]
+    assert scripted.clock.last_phases() == Phases(**STEP)
+    assert scripted.clock.steps == 4
+
+
+class Later(HostClock):
+    """As of an accelerator: some marks are still to come."""
+
+    comes_s = float("inf")
+
+    def has_passed(self, mark):
+        return mark < self.comes_s
+
+
+def test_the_last_phases_are_those_of_a_step_that_is_over():
+    scripted = Scripted()
+    later = Later(lambda: scripted.now_s)
+    scripted.clock = StepClock(later, now_s=lambda: scripted.now_s)
+    for _ in range(2):
+        scripted.pass_(**STEP)
+    scripted.pass_(**STEP | {"network_s": 16.0})
+    assert scripted.clock.last_phases().network_s == 16.0
+    later.comes_s = scripted.now_s  # the end of the last step has not come yet
+    assert scripted.clock.last_phases().network_s == 8.0
 
 
 def test_some_steps_are_kept():

@@ -26,6 +26,7 @@ from gradweave import (
     presets,
     simulate,
 )
+from gradweave.kept import Account, Steps
 from gradweave.remembered import Remembered
 from gradweave.results import Losses, Results
 
@@ -69,8 +70,10 @@ CURRENT = {
     Network: 4,
     Plan: 3,
     Timeline: 1,
-    Results: 1,
+    Results: 2,
     Losses: 2,
+    Steps: 1,
+    Account: 1,
     Recipe: 4,
     Remembered: 3,
 }
@@ -93,6 +96,12 @@ def test_losses_of_version_1_have_no_stages():
     losses = files.read(GOLDEN / "losses-1.json", Losses)
     assert [series.label for series in losses.series] == ["torch-ddp", "gtopk:0.001"]
     assert [series.stages for series in losses.series] == [(), ()]
+
+
+def test_results_of_version_1_have_as_many_workers_as_their_nodes():
+    older, newer = (files.read(GOLDEN / f"results-{version}.json", Results) for version in (1, 2))
+    assert older.rows == newer.rows[:1]
+    assert older.rows[0].workers == 4
 
 
 def test_plans_of_version_1_are_for_backward():
@@ -184,6 +193,7 @@ def test_exchanges_of_older_files_keep_their_meaning(old, small_trace):
         (Network, 3, {"name": "x", "costs": [None]}),
         (Network, 3, {"name": "x", "costs": [{"collective": 7}]}),
         (Recipe, 2, {"plan": 3, "network": []}),
+        (Results, 1, {"command": "x", "rows": [{"nodes": "two", "ranks_per_node": 1}]}),
     ],
 )
 def test_older_files_that_are_not(kind, version, wrong):

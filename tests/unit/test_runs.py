@@ -1,16 +1,24 @@
 """The folder of a run: predictions first, everything back as it was."""
 
-import pytest
+from pathlib import Path
 
-from gradweave import FormatError, make_plan, simulate
-from gradweave.results import Result, Results
-from gradweave.runs import Prediction, RunFolder
+import pytest
+from msgspec.structs import replace
+
+from gradweave import FormatError, files, make_plan, simulate
+from gradweave.kept import Account, Steps
+from gradweave.phases import Phases
+from gradweave.results import Losses, LossSeries, Result, Results, StageBegin
+from gradweave.runs import Prediction, Run, RunFolder
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def result(runtime):
     return Result(
         trace="small",
         runtime=runtime,
+        workers=2,
         nodes=2,
         ranks_per_node=1,
         rate=None,
@@ -51,3 +59,108 @@ def test_a_run_comes_back_as_it_was(tmp_path, small_trace, linked_network):
     assert run.plans == plans
     assert run.predicted == timelines
     assert run.measured == by_rank
+
+
+@pytest.fixture
+def training(small_trace, linked_network):
+    """Of two ranks, as a wrapper keeps it."""
+    plan = make_plan(small_trace, linked_network, workers=2, planner="single")
+    timeline = simulate(small_trace, plan, linked_network, workers=2)
+    phases = Phases(input_s=1.0, forward_s=2.0, backward_s=3.0, network_s=4.0)
+    return Run(
+        trace=small_trace,
+        network=linked_network,
+        results=Results(command="train.py", rows=(result("gradweave:rounded"),)),
+        plans={"gradweave:rounded": plan},
+        predicted={"gradweave:rounded": timeline},
+        measured={"gradweave:rounded": (timeline, timeline)},
+        steps=Steps(step_s=(1.0,), stages=(StageBegin("settled", 0),), phases=(phases, None)),
+        account=files.read(GOLDEN / "account-1.json", Account),
+    )
+
+
+LOSSES = Losses(series=(LossSeries(label="a", steps=(0,), losses=(2.0,), wall_s=(1.0,)),))
+
+
+def names_in(path):
+    return {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+
+
+def test_a_training_comes_back_as_it_was(tmp_path, training):
+    folder = RunFolder(tmp_path / "new" / "run")
+    folder.write(training, LOSSES)
+    assert folder.read() == training
+    assert files.read(folder.path / "losses.json", Losses) == LOSSES
+    of_runtime = ("plan.json", "predicted.json", "measured.json", "measured-1.json")
+    assert names_in(folder.path) == {
+        *("trace.json", "network.json", "results.json", "steps.json", "findings.json"),
+        "losses.json",
+        *(f"gradweave-rounded/{name}" for name in of_runtime),
+    }
+
+
+def test_a_training_may_know_little(tmp_path, training):
+    little = replace(training, network=None, predicted={}, measured={}, account=None)
+    folder = RunFolder(tmp_path)
+    folder.write(training, LOSSES)
+    folder.write(little)  # of what was there nothing is left
+    assert folder.read() == little
+    assert names_in(tmp_path) == {
+        *("trace.json", "results.json", "steps.json"),
+        "gradweave-rounded/plan.json",
+    }
+
+
+def test_what_else_is_in_the_folder_stays(tmp_path, training):
+    (tmp_path / "checkpoint.pt").touch()
+    (tmp_path / "gradweave-rounded").mkdir()
+    (tmp_path / "gradweave-rounded" / "notes.txt").touch()
+    RunFolder(tmp_path).write(training)
+    assert {"checkpoint.pt", "gradweave-rounded/notes.txt"} <= names_in(tmp_path)
+
+
+@pytest.mark.parametrize("fails_at", ["trace.json", "plan.json", "measured-1.json", "results.json"])
+def test_a_failed_write_leaves_the_run_that_was_there(tmp_path, training, monkeypatch, fails_at):
+    folder = RunFolder(tmp_path)
+    folder.write(training, LOSSES)
+    before = names_in(tmp_path)
+    write = files.write
+
+    def full(path, value):
+        if path.name == fails_at:
+            raise OSError(28, "No space left on device", str(path))
+        write(path, value)
+
+    monkeypatch.setattr(files, "write", full)
+    other = replace(training, results=replace(training.results, command="another"))
+    with pytest.raises(OSError, match="No space left"):
+        folder.write(other)
+    assert folder.read() == training
+    assert names_in(tmp_path) == before
+
+
+def test_a_benchmark_takes_the_place_of_a_training(tmp_path, training):
+    folder = RunFolder(tmp_path)
+    folder.write(training)
+    folder.begin(training.trace, training.network)
+    with pytest.raises(FormatError, match=r"has no results\.json"):
+        folder.read()
+    name = "gradweave:rounded"
+    folder.predict(
+        Prediction(runtime=name, plan=training.plans[name], timeline=training.predicted[name])
+    )
+    folder.finish(training.results, training.measured)
+    assert folder.read() == replace(training, steps=None, account=None)
+
+
+@pytest.mark.parametrize("name", ["network.json", "single/predicted.json"])
+def test_a_benchmark_knows_it_all(tmp_path, small_trace, linked_network, name):
+    plan = make_plan(small_trace, linked_network, workers=2, planner="single")
+    timeline = simulate(small_trace, plan, linked_network, workers=2)
+    folder = RunFolder(tmp_path)
+    folder.begin(small_trace, linked_network)
+    folder.predict(Prediction(runtime="single", plan=plan, timeline=timeline))
+    folder.finish(Results(command="made up", rows=(result("single"),)), {"single": [timeline]})
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=Path(name).name):
+        folder.read()

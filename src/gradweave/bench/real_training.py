@@ -121,6 +121,7 @@ def _result(
     return Result(
         trace=besides.trace.name,
         runtime=prediction.runtime,
+        workers=cluster.spec.world_size,
         nodes=cluster.spec.nodes,
         ranks_per_node=cluster.spec.ranks_per_node,
         rate=cluster.spec.rate,

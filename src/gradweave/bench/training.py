@@ -363,6 +363,7 @@ def _results(
             Result(
                 trace=trace.name,
                 runtime=case.runtime,
+                workers=cluster.spec.world_size,
                 nodes=cluster.spec.nodes,
                 ranks_per_node=cluster.spec.ranks_per_node,
                 rate=cluster.spec.rate,

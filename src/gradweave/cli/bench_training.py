@@ -161,7 +161,7 @@ def _print(results: list[Result]) -> None:
             "error": [f"{row.prediction_error:+.1%}" for row in results],
             "compute ms": [milliseconds(row.compute_s) for row in results],
             "exposed ms": [milliseconds(row.exposed_s) for row in results],
-            "efficiency": [percent(row.compute_s / row.iteration_s) for row in results],
+            "efficiency": [percent(row.efficiency) for row in results],
             "speed-up": [f"{row.speedup:.2f}x" if row.speedup else "" for row in results],
             "correct": ["yes" if row.correct else "NO" for row in results],
         },

@@ -394,6 +394,8 @@ def _meaning(runtime: str) -> str:
 def close_or_not(optimal: Result, mgwfbp: Result) -> str:
     """Why the exact planner and the papers' rule are equally fast, or are not."""
     noise = max(max(row.repeats_s) / min(row.repeats_s) - 1 for row in (optimal, mgwfbp))
+    assert mgwfbp.predicted_s is not None
+    assert optimal.predicted_s is not None
     expected = mgwfbp.predicted_s / optimal.predicted_s - 1
     found = mgwfbp.iteration_s / optimal.iteration_s - 1
     said = (

@@ -1,7 +1,9 @@
 """Make one page of runs to look at: timelines, times, scaling, plans, and sliders to ask what if.
 
-RUN is a folder that `gradweave bench training` has written, or a folder of such. Example:
+RUN is a folder that a training has written by save_run(), or `gradweave bench training`, or a
+folder of such folders. Several trainings are compared. Examples:
 
+  gradweave report runs/mine runs/torch
   gradweave report runs/20250101-120000 --output report.html --perfetto trace.json
 """
 
@@ -53,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
                 {
                     "run": folder.name,
                     "trace": folder.run.trace.name,
-                    "network": folder.run.network.name,
+                    "network": None if folder.run.network is None else folder.run.network.name,
                     "workers": folder.workers,
                     "runtimes": [row.runtime for row in folder.run.results.rows],
                     "output": options.output,

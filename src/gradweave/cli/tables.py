@@ -90,9 +90,11 @@ def progress_bar(total: int | None, *, doing: str) -> Iterator[Callable[[], None
         yield lambda: bar.advance(task)
 
 
-def milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f}"
+def milliseconds(seconds: float | None) -> str:
+    """Nothing where nobody knows."""
+    return "" if seconds is None else f"{seconds * 1e3:,.1f}"
 
 
-def percent(share: float) -> str:
-    return f"{share:.1%}"
+def percent(share: float | None) -> str:
+    """Nothing where nobody knows."""
+    return "" if share is None else f"{share:.1%}"

@@ -14,6 +14,10 @@ class Clock(Protocol):
 
     def seconds(self, since: object, until: object) -> float: ...
 
+    def has_passed(self, mark: object) -> bool:
+        """Whether asking for what lies before it would wait for nothing."""
+        ...
+
 
 class HostClock:
     """For what runs on the host; ``now_s`` may be a scripted clock."""
@@ -29,6 +33,10 @@ class HostClock:
         assert isinstance(until, float)
         return until - since
 
+    def has_passed(self, mark: object) -> bool:
+        del mark
+        return True
+
 
 class DeviceClock:
     """For what an accelerator runs later than asked for. (Not run here: no accelerator.)"""
@@ -43,6 +51,10 @@ class DeviceClock:
         assert isinstance(until, torch.Event)
         until.synchronize()
         return since.elapsed_time(until) / 1e3
+
+    def has_passed(self, mark: object) -> bool:
+        assert isinstance(mark, torch.Event)
+        return bool(mark.query())
 
 
 def clock_for(device: torch.device) -> Clock:

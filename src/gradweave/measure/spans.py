@@ -4,6 +4,7 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Lock
@@ -16,11 +17,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradweave.comm.small_messages import gather_long_text, group_device, largest
-from gradweave.timeline import Span, Timeline
+from gradweave.timeline import Span, Timeline, length
 from gradweave.vocabulary import Operation
 
 
-class _Message(NamedTuple):
+class Message(NamedTuple):
+    """One message, by this rank's clock."""
+
     ready_s: float
     done_s: float
     operation: Operation
@@ -31,20 +34,28 @@ class _Message(NamedTuple):
 class SpanRecorder:
     """What happened in an iteration, as this rank saw it.
 
-    Call ``begin`` before forward and ``backward`` before backward; ``timeline`` afterwards.
+    Call ``begin`` before forward and ``backward`` before backward; ``timeline`` afterwards. Of
+    ``kept_steps`` before the last one, messages are kept, too.
     """
 
     def __init__(
-        self, names: Mapping[nn.Parameter, str], *, now_s: Callable[[], float] = time.perf_counter
+        self,
+        names: Mapping[nn.Parameter, str],
+        *,
+        kept_steps: int = 0,
+        now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._names, self._now_s = names, now_s
-        self._messages: list[_Message] = []
+        self._messages: list[Message] = []
+        self._before: deque[list[Message]] = deque(maxlen=kept_steps)
         self._lock = Lock()  # messages may end on another thread
         self._ready_s = 0.0
         self.begin()
 
     def begin(self) -> None:
         with self._lock:
+            if self._before.maxlen:
+                self._before.append(self._of_this())
             self._messages = [message for message in self._messages if self._is_of_next(message)]
         self._begin_s = self._backward_s = self._ready_s = self._now_s()
 
@@ -67,11 +78,25 @@ class SpanRecorder:
         """A message is back."""
         tensors = tuple(self._names[parameter] for parameter in parameters)
         with self._lock:
-            self._messages.append(_Message(ready_s, self._now_s(), operation, tensors, nbytes))
+            self._messages.append(Message(ready_s, self._now_s(), operation, tensors, nbytes))
 
-    def _is_of_next(self, message: _Message) -> bool:
+    def _is_of_next(self, message: Message) -> bool:
         """All-gathers since backward has ended bring the next iteration's parameters."""
         return message.operation == "all-gather" and message.ready_s >= self._ready_s
+
+    def _of_this(self) -> list[Message]:
+        return sorted(message for message in self._messages if not self._is_of_next(message))
+
+    def messages(self) -> list[list[Message]]:
+        """Those of the steps that are kept, and of the last one, which ends the list."""
+        with self._lock:
+            return [*self._before, self._of_this()]
+
+    def communication_s(self) -> float:
+        """For how long messages of the last step were on their way."""
+        with self._lock:
+            of_this = self._of_this()
+        return length((message.ready_s, message.done_s) for message in of_this)
 
     @property
     def begin_s(self) -> float:
@@ -85,7 +110,8 @@ class SpanRecorder:
         def since_begin(moment_s: float) -> float:
             return max(0.0, moment_s - zero_s)
 
-        messages_of_this = sorted(m for m in self._messages if not self._is_of_next(m))
+        with self._lock:
+            messages_of_this = self._of_this()
         forward = Span(
             lane="forward",
             label="forward",
@@ -166,5 +192,6 @@ def _send_and_note(
 
 
 def _average(group: dist.ProcessGroup, bucket: Any) -> Sent:
-    gradient: torch.Tensor = bucket.buffer().div_(group.size())
+    # Multiplied, as torch does it without a hook: quotients may differ in the last bit.
+    gradient: torch.Tensor = bucket.buffer().mul_(1.0 / group.size())
     return group.allreduce([gradient]).get_future().then(lambda done: done.value()[0])

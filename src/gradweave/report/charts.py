@@ -66,13 +66,16 @@ def iteration_times(rows: Sequence[Result], width: int) -> str:
         color=colours_of("kind", KINDS), description="says:N"
     )
     labels = base.mark_text(align="left", dx=4, fontSize=11, aria=False).encode(text="text:N")
-    alone_ms = 1e3 * float(np.median([row.compute_s for row in rows]))
-    alone = (
-        chart_of([{"ms": alone_ms, "says": f"computing alone: {alone_ms:,.1f} ms"}])
-        .mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var(--ink)")
-        .encode(x="ms:Q", description="says:N")
-    )
-    return as_svg(alt.LayerChart(layer=[bars, labels, alone]), width, height=46 * len(rows))
+    layers = [bars, labels]
+    alone_s = [row.compute_s for row in rows if row.compute_s is not None]
+    if alone_s:
+        alone_ms = 1e3 * float(np.median(alone_s))
+        layers.append(
+            chart_of([{"ms": alone_ms, "says": f"computing alone: {alone_ms:,.1f} ms"}])
+            .mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var(--ink)")
+            .encode(x="ms:Q", description="says:N")
+        )
+    return as_svg(alt.LayerChart(layer=layers), width, height=46 * len(rows))
 
 
 # Labels of worker counts that are nearer to each other would collide.
@@ -87,11 +90,12 @@ def scaling(outcomes: Sequence[Outcome], rows: Sequence[Result], workers: int, w
     ]
     measured: list[Row] = [
         {
-            **_scaling_row(f"{row.runtime}, measured", workers, _share(row), row.iteration_s),
+            **_scaling_row(f"{row.runtime}, measured", workers, share, row.iteration_s),
             "planner": SAME_BUCKETS.get(row.runtime, row.runtime),
         }
         for row in rows
         if SAME_BUCKETS.get(row.runtime, row.runtime) in PLANNERS
+        and (share := row.efficiency) is not None
     ]
     counts = sorted({outcome.workers for outcome in outcomes})
     others = [count for count in counts if not 1 / APART < count / workers < APART]
@@ -128,16 +132,11 @@ def scaling(outcomes: Sequence[Outcome], rows: Sequence[Result], workers: int, w
 SAME_BUCKETS = {"torch-ddp": "ddp"}
 
 
-def _share(row: Result) -> float:
-    """Of the ideal speed, as measured; noise makes nobody faster than computing alone."""
-    return min(1.0, row.compute_s / row.iteration_s)
-
-
 def _scaling_row(name: str, workers: int, efficiency: float, iteration_s: float) -> Row:
     return {
         "planner": name,
         "workers": workers,
-        "efficiency": efficiency,
+        "efficiency": min(1.0, efficiency),  # noise makes nobody faster than computing alone
         "says": f"{name}, on {workers} workers: {efficiency:.1%} of the ideal speed, "
         f"{1e3 * iteration_s:,.1f} ms an iteration",
     }

@@ -5,11 +5,10 @@ from typing import Any
 
 from gradweave.compression import WIRE_SHARES
 from gradweave.costs import Line
-from gradweave.errors import UnknownCost
 from gradweave.plan import Plan
 from gradweave.planning import is_compressible
 from gradweave.report.folders import Folder
-from gradweave.report.pricing import price_of, ring_link
+from gradweave.report.pricing import known_price, ring_link
 from gradweave.report.runtimes import rows_in_order
 from gradweave.runs import Run
 from gradweave.timeline import Lane, Span, Timeline
@@ -51,10 +50,8 @@ def _run(folder: Folder) -> dict[str, Any]:
 
 def _price(folder: Folder) -> dict[str, Any] | None:
     """What messages cost among the workers of the run; None where nobody knows."""
-    network = folder.run.network
-    try:
-        price = price_of(network, folder.workers)
-    except UnknownCost:
+    network, price = folder.run.network, known_price(folder)
+    if network is None or price is None:
         return None
     cost = price.cost
     return {

@@ -10,6 +10,7 @@ from gradweave import files
 from gradweave.errors import FormatError, RequestError
 from gradweave.results import Losses
 from gradweave.runs import Run, RunFolder
+from gradweave.timeline import Timeline
 
 SENT = "communication"
 
@@ -23,12 +24,11 @@ class Folder(Struct, frozen=True, kw_only=True):
 
     @property
     def workers(self) -> int:
-        row = self.run.results.rows[0]
-        return row.nodes * row.ranks_per_node
+        return self.run.results.rows[0].workers
 
 
 def read_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Folder]:
-    """Each path is a run, or a folder of runs, as `gradweave bench training` leaves one."""
+    """Each path is a run, of a training or a benchmark, or a folder of runs."""
     return [_read(path) for given in paths for path in _runs_in(Path(given))]
 
 
@@ -40,7 +40,7 @@ def _runs_in(path: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "results.json").is_file()
+    return (path / "results.json").is_file() and not path.name.startswith(".")
 
 
 def _read(path: Path) -> Folder:
@@ -61,17 +61,25 @@ def _check_rows(path: Path, run: Run) -> None:
     names = [row.runtime for row in run.results.rows]
     for row in run.results.rows:
         name, problem = row.runtime, None
-        if name not in run.measured:
+        if name not in run.measured and run.steps is None:
             raise FormatError(f"{path}: runtime {name!r} has no measured timeline; run it again")
-        (measured, *_), predicted = run.measured[name], run.predicted[name]
+        timelines = _timelines(run, name)
         if names.count(name) > 1:
             problem = "stands twice"
-        elif not (row.iteration_s and measured.iteration_s and predicted.iteration_s):
+        elif not (row.iteration_s and all(one.iteration_s for one in timelines)):
             problem = "has an iteration without length"
-        elif not all(s.tensors for s in (*measured.spans, *predicted.spans) if s.lane == SENT):
+        elif not all(s.tensors for one in timelines for s in one.spans if s.lane == SENT):
             problem = "has a message without tensors"
+        elif run.steps is not None and run.steps.workers != row.workers:
+            problem = f"has {row.workers} workers, and steps.json {run.steps.workers}"
         if problem is not None:
             raise FormatError(f"{path}: runtime {name!r} {problem}; run it again")
+
+
+def _timelines(run: Run, runtime: str) -> list[Timeline]:
+    """All that there are."""
+    predicted = run.predicted.get(runtime)
+    return [*run.measured.get(runtime, ()), *([] if predicted is None else [predicted])]
 
 
 def _check_tensors(path: Path, run: Run) -> None:
@@ -80,8 +88,7 @@ def _check_tensors(path: Path, run: Run) -> None:
         name = row.runtime
         used: Iterable[tuple[str, ...]] = (
             *(bucket.tensors for bucket in run.plans[name].buckets),
-            *(span.tensors for span in run.predicted[name].spans),
-            *(span.tensors for one in run.measured[name] for span in one.spans),
+            *(span.tensors for one in _timelines(run, name) for span in one.spans),
         )
         for tensor in (tensor for tensors in used for tensor in tensors):
             if tensor not in known:

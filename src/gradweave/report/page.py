@@ -15,17 +15,20 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gradweave.advice import Option, advise
 from gradweave.errors import UnknownCost
+from gradweave.phases import PHASES, Phases
 from gradweave.report import charts, training_charts
 from gradweave.report.document import WIRES, document
 from gradweave.report.drawing import NARROW, WIDE
 from gradweave.report.folders import Folder
-from gradweave.report.pricing import Price, price_of
+from gradweave.report.pricing import Price, known_price
 from gradweave.report.runtimes import explained, glossary, is_lossy, rows_in_order
 from gradweave.report.sentences import about, about_lossy, counted, headline, milliseconds
-from gradweave.results import Result
+from gradweave.report.training_charts import StepTimes
+from gradweave.results import Losses, Result
 from gradweave.simulation import PAPER_WORKERS, Outcome, cases, run
 
 # In this order: each uses what the ones before it define.
@@ -38,6 +41,7 @@ SCRIPTS = (
     "what_if.js",
     "main.js",
 )
+SEVERAL = 2
 
 
 class Chart(Struct, frozen=True, kw_only=True):
@@ -54,6 +58,7 @@ def make_page(folders: Sequence[Folder]) -> str:
     names = [row.runtime for folder in folders for row in rows_in_order(folder.run)]
     return environment.from_string(_asset("page.html")).render(
         runs=runs,
+        compared=_compared(folders),
         wires=list(WIRES),
         glossary=glossary([*names, *charts.PLANNERS]),
         data=_embedded(document(folders)),
@@ -83,37 +88,29 @@ def _embedded(value: Any) -> Markup:
 
 def _run(folder: Folder) -> dict[str, Any]:
     rows = rows_in_order(folder.run)
-    price, why_unpriced = _price(folder)
+    steps = _step_times(folder)
     return {
         "title": folder.name,
         "headline": headline(folder.run),
         "lossy": about_lossy(folder),
         "about": about(folder),
-        "wrong": [row.runtime for row in rows if not row.correct],
+        "wrong": [row.runtime for row in rows if row.correct is False],
         "command": folder.run.results.command,
         "workers": folder.workers,
         "times": _chart(lambda width: charts.iteration_times(rows, width)),
-        "scaling": None if price is None else _scaling(folder, price, rows),
-        "why_unpriced": why_unpriced,
-        "collective": "" if price is None else price.collective,
+        "scaling": _scaling(folder, rows),
         "calibration": _calibration(folder),
-        "losses": _losses(folder),
-        "step_times": _step_times(folder),
-        "planned": any(one.stages for one in folder.losses.series) if folder.losses else False,
+        "losses": [] if folder.losses is None else _losses(folder.losses),
+        "step_times": _chart(partial(training_charts.step_times, steps)) if steps else None,
+        "ranks": _ranks(folder),
+        "explanation": _explanation(folder),
+        "has_phases": any(one.stages for one in steps),
         "advice": _advice(folder),
         "compared": any(row.speedup is not None for row in rows),
         "rounds": max(len(row.repeats_s) for row in rows),
         "rows": [_numbers(row) for row in rows],
         "runtimes": [_runtime(row, folder) for row in rows],
     }
-
-
-def _price(folder: Folder) -> tuple[Price | None, str]:
-    """What messages cost in the run, or why nobody knows."""
-    try:
-        return price_of(folder.run.network, folder.workers), ""
-    except UnknownCost as error:
-        return None, str(error)
 
 
 def _runtime(row: Result, folder: Folder) -> dict[str, Any]:
@@ -139,8 +136,11 @@ def _chart(draw: Callable[[int], str]) -> Chart:
     return Chart(wide=Markup(draw(WIDE)), narrow=Markup(draw(NARROW)))  # noqa: S704
 
 
-def _scaling(folder: Folder, price: Price, rows: Sequence[Result]) -> Chart:
+def _scaling(folder: Folder, rows: Sequence[Result]) -> Chart | None:
     """As measured among the workers of the run, so that this agrees with what stands beside it."""
+    price = known_price(folder)
+    if price is None:
+        return None
     outcomes = scaled_outcomes(folder, price)
     return _chart(lambda width: charts.scaling(outcomes, rows, price.workers, width))
 
@@ -152,7 +152,7 @@ def scaled_outcomes(folder: Folder, price: Price) -> list[Outcome]:
         for workers in sorted({*PAPER_WORKERS, price.workers})
         for case in cases(
             [folder.run.trace],
-            [price.among(workers).network(folder.run.network.name)],
+            [price.among(workers).network("as in the run")],
             workers=[workers],
             planners=list(charts.PLANNERS),
             collectives=[price.collective],
@@ -160,34 +160,80 @@ def scaled_outcomes(folder: Folder, price: Price) -> list[Outcome]:
     ]
 
 
-def _calibration(folder: Folder) -> Chart:
+def _calibration(folder: Folder) -> Chart | None:
+    network, workers, price = folder.run.network, folder.workers, known_price(folder)
+    if network is None or price is None:
+        return None
     plans = folder.run.plans.values()
-    used = {bucket.collective for plan in plans for bucket in plan.buckets}
-    used.add(folder.run.network.default_collective)
-    network, workers = folder.run.network, folder.workers
+    used = {price.collective, *(bucket.collective for plan in plans for bucket in plan.buckets)}
     return _chart(lambda width: charts.calibration(network, used, workers, width))
 
 
-def _losses(folder: Folder) -> list[Chart]:
-    losses = folder.losses
-    if losses is None:
-        return []
-    curves = training_charts.loss_curves
-    return [_chart(partial(curves, losses, over)) for over in training_charts.OVER]
+def _losses(losses: Losses) -> list[Chart]:
+    curves, drawn = training_charts.loss_curves, training_charts.thinned(losses)
+    return [_chart(partial(curves, drawn, over)) for over in training_charts.OVER]
 
 
-def _step_times(folder: Folder) -> Chart | None:
-    """Where the losses tell about each step; None where they do not."""
-    losses = folder.losses
-    if losses is None or not training_charts.has_step_times(losses):
+def _step_times(folder: Folder) -> list[StepTimes]:
+    """Of a training all steps, of others those that their losses tell about."""
+    steps = folder.run.steps
+    if steps is not None:
+        return [StepTimes(folder.run.results.rows[0].runtime, steps.step_s, steps.stages)]
+    return [] if folder.losses is None else training_charts.steps_of_losses(folder.losses)
+
+
+def _ranks(folder: Folder) -> list[dict[str, str]]:
+    """What each rank did in a step of a training, phase by phase."""
+    steps = folder.run.steps
+    return [] if steps is None else [_rank(number, one) for number, one in enumerate(steps.phases)]
+
+
+def _rank(rank: int, phases: Phases | None) -> dict[str, str]:
+    lengths = {
+        name: "" if phases is None else milliseconds(phases.seconds(name)) for name in PHASES
+    }
+    step = "" if phases is None else milliseconds(phases.step_s)
+    return {"rank": f"rank {rank}", "step": step, **lengths}
+
+
+def _explanation(folder: Folder) -> list[str]:
+    """What a training's wrapper says about its plan, line by line."""
+    account = folder.run.account
+    return [] if account is None else account.explanation.splitlines()
+
+
+def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
+    """Trainings side by side, where there are several."""
+    trainings = [folder for folder in folders if folder.run.steps is not None]
+    if len(trainings) < SEVERAL:
         return None
-    return _chart(partial(training_charts.step_times, losses))
+    rows = [
+        replace(row, runtime=f"{folder.name}: {row.runtime}")
+        for folder in trainings
+        for row in folder.run.results.rows
+    ]
+    fastest, *_, slowest = sorted(rows, key=lambda row: row.iteration_s)
+    curves = [
+        replace(series, label=f"{folder.name}: {series.label}")
+        for folder in trainings
+        for series in (() if folder.losses is None else folder.losses.series)
+    ]
+    return {
+        "sentence": f"{fastest.runtime} took {milliseconds(fastest.iteration_s)} ms an iteration "
+        f"(median), {slowest.runtime} {milliseconds(slowest.iteration_s)} ms: "
+        f"{slowest.iteration_s / fastest.iteration_s:.2f} times as long.",
+        "times": _chart(lambda width: charts.iteration_times(rows, width)),
+        "losses": _losses(Losses(series=tuple(curves))) if len(curves) > 1 else [],
+    }
 
 
-def _advice(folder: Folder) -> dict[str, Any]:
+def _advice(folder: Folder) -> dict[str, Any] | None:
     """What else could be done, and why the first is first; or why nothing is known about that."""
+    network = folder.run.network
+    if network is None:
+        return None
     try:
-        advice = advise(folder.run.trace, folder.run.network, workers=folder.workers)
+        advice = advise(folder.run.trace, network, workers=folder.workers)
     except UnknownCost as error:
         return {"why": f"Nothing can be compared: {error}.", "options": [], "unpriced": []}
     return {
@@ -213,7 +259,7 @@ def _numbers(row: Result) -> dict[str, str]:
     return {
         "runtime": row.runtime,
         "measured": milliseconds(row.iteration_s),
-        "predicted": _ms(row.predicted_s),
+        "predicted": milliseconds(row.predicted_s),
         "error": "" if row.prediction_error is None else f"{row.prediction_error:+.1%}",
         "exposed": milliseconds(row.exposed_s),
         "messages": f"{row.messages:,}",
@@ -228,7 +274,3 @@ def _note(row: Result) -> str:
         return f"{counted(row.messages, 'message')}{cap}; {taken}"
     expected = f"{milliseconds(row.predicted_s)} ms were predicted ({row.prediction_error:+.1%})"
     return f"{counted(row.messages, 'message')}{cap}; {taken}, {expected}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else milliseconds(seconds)

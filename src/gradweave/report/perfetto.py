@@ -38,9 +38,10 @@ def trace_events(folders: Sequence[Folder]) -> str:
         for name in dict.fromkeys(row.runtime for row in run.results.rows):
             timelines = {
                 f"measured, rank {rank}": timeline
-                for rank, timeline in enumerate(run.measured[name])
+                for rank, timeline in enumerate(run.measured.get(name, ()))
             }
-            timelines["predicted, every rank"] = run.predicted[name]
+            if name in run.predicted:
+                timelines["predicted, every rank"] = run.predicted[name]
             for what, timeline in timelines.items():
                 pid = next(processes)
                 ready_s = None if what.startswith("measured") else _ready_s(run.trace, timeline)

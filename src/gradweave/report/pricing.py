@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gradweave.costs import Curve, Line, Link
 from gradweave.errors import UnknownCost
 from gradweave.network import CollectiveCost, Network
+from gradweave.report.folders import Folder
 
 LEAST_WORKERS = 2  # one alone sends nothing
 
@@ -78,6 +79,15 @@ def price_of(network: Network, workers: int) -> Price:
         cost=cost,
         latency_s=network.latency_s(collective, workers=workers),
     )
+
+
+def known_price(folder: Folder) -> Price | None:
+    """What messages of a run cost; None where its network does not know an all-reduce."""
+    network = folder.run.network
+    try:
+        return None if network is None else price_of(network, folder.workers)
+    except UnknownCost:
+        return None
 
 
 def ring_link(network: Network, workers: int) -> Link:

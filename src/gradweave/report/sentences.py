@@ -10,8 +10,9 @@ from gradweave.runs import Run
 EQUALLY_FAST = 0.02
 
 
-def milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:,.1f}"
+def milliseconds(seconds: float | None) -> str:
+    """Nothing where nobody knows."""
+    return "" if seconds is None else f"{1e3 * seconds:,.1f}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -23,18 +24,21 @@ def headline(run: Run) -> str:
     rows = [row for row in run.results.rows if not _is_lossy(row, run)] or [*run.results.rows]
     fastest = min(rows, key=lambda row: row.iteration_s)
     ours = next((row for row in rows if row.runtime == OURS), None)
-    if ours is None:
-        named = f"{fastest.runtime} was the fastest, with {milliseconds(fastest.iteration_s)} ms"
-        return f"{named} an iteration (median), {_waiting(fastest)}{_compared(fastest)}."
-    took = f"{ours.runtime} took {milliseconds(ours.iteration_s)} ms"
-    said = f"{took} an iteration (median), {_waiting(ours)}{_compared(ours)}."
-    if fastest.iteration_s < (1 - EQUALLY_FAST) * ours.iteration_s:
+    named = ours or fastest
+    was = "took" if ours is not None or len(rows) == 1 else "was the fastest, with"
+    said = (
+        f"{named.runtime} {was} {milliseconds(named.iteration_s)} ms an iteration (median)"
+        f"{_waiting(named)}{_compared(named)}."
+    )
+    if fastest.iteration_s < (1 - EQUALLY_FAST) * named.iteration_s:
         said += f" {fastest.runtime} took {milliseconds(fastest.iteration_s)} ms."
     return said
 
 
 def _waiting(row: Result) -> str:
-    return f"{row.exposed_s / row.iteration_s:.0%} of it waiting for the network"
+    if row.exposed_s is None:
+        return ""
+    return f", {row.exposed_s / row.iteration_s:.0%} of it waiting for the network"
 
 
 def _compared(row: Result) -> str:
@@ -85,15 +89,18 @@ def _last_loss(series: LossSeries) -> str:
 def about(folder: Folder) -> str:
     """What was trained, and where."""
     trace, network, row = folder.run.trace, folder.run.network, folder.run.results.rows[0]
+    priced = "What messages cost is not known"
+    if network is not None:
+        priced = f"Network {network.name} ({network.source})"
     return (
         f"{trace.name}: {counted(len(trace.tensors), 'gradient tensor')}, "
         f"{trace.nbytes.sum() / 1e6:,.1f} MB; times {trace.origin} ({trace.source}). "
-        f"{_where(folder, row)}. Network {network.name} ({network.source})."
+        f"{_where(row)}. {priced}."
     )
 
 
-def _where(folder: Folder, row: Result) -> str:
+def _where(row: Result) -> str:
     rate = "" if row.rate is None else f", links of {row.rate}"
     if row.nodes is None or row.ranks_per_node is None:
-        return f"{counted(folder.workers, 'worker')}{rate}"
+        return f"{counted(row.workers, 'worker')}{rate}"
     return f"{counted(row.nodes, 'node')} with {counted(row.ranks_per_node, 'worker')} each{rate}"

@@ -1,20 +1,27 @@
 """Curves of whole trainings: losses and step times, with the phases of planning marked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import altair as alt
 import numpy as np
+from msgspec.structs import replace
 
 from gradweave.report.drawing import SERIES, Row, as_svg, chart_of, colours_of
-from gradweave.results import Losses, LossSeries
+from gradweave.results import Losses, LossSeries, StageBegin, planning_phases
+
+# More points than pixels show nothing, and make a large page.
+MOST_POINTS = 400
+HEIGHT = 240
+# Where names of phases stand, in pixels from the top.
+FIRST_NAME_AT, NAME_HEIGHT = 8, 14
 
 
 class Axis(NamedTuple):
-    """What training is drawn over: a title, and where the end of each step lies."""
+    """What losses are drawn over: a title, and where an entry of a series lies."""
 
     title: str
-    place: Callable[[LossSeries, int], float]  # of the series' n-th entry
+    place: Callable[[LossSeries, int], float]
 
 
 OVER = {
@@ -37,61 +44,115 @@ def loss_curves(losses: Losses, over: str, width: int) -> str:
         for series in losses.series
         for entry, loss in enumerate(series.losses)
     ]
-    base = _over_training(data, losses, axis.title, "loss")
+    begins = [
+        _Begin(series.label, one, axis.place(series, _entry_before(series, one.step)))
+        for series in losses.series
+        for one in series.phases
+    ]
+    labels = [series.label for series in losses.series]
+    base = _over_training(data, labels, axis.title, "loss", alt.Scale(zero=False))
     lines = base.mark_line(strokeWidth=2, aria=False)
     points = base.mark_point(filled=True, size=24, opacity=1).encode(description="says:N")
     return as_svg(
-        alt.LayerChart(layer=[*_phase_marks(losses, axis), lines, points]), width, height=240
+        alt.LayerChart(layer=[*_phase_marks(begins), lines, points]), width, height=HEIGHT
     )
 
 
-# In pixels from the top.
-FIRST_NAME_AT, NAME_HEIGHT = 8, 14
+def _entry_before(series: LossSeries, step: int) -> int:
+    """The last entry before this step, where its phase begins; the first where there is none."""
+    return max((entry for entry, at in enumerate(series.steps) if at < step), default=0)
+
+
+def thinned(losses: Losses) -> Losses:
+    """Curves of so many points at most, the first and the last among them."""
+    return Losses(series=tuple(_thinned(series) for series in losses.series))
+
+
+def _thinned(series: LossSeries) -> LossSeries:
+    count = len(series.steps)
+    if count <= MOST_POINTS:
+        return series
+    kept = np.unique(np.linspace(0, count - 1, MOST_POINTS).round().astype(int)).tolist()
+    return replace(
+        series,
+        steps=tuple(series.steps[place] for place in kept),
+        losses=tuple(series.losses[place] for place in kept),
+        wall_s=tuple(series.wall_s[place] for place in kept),
+    )
+
+
+class StepTimes(NamedTuple):
+    """How long every step of a training took, from the first one on."""
+
+    label: str
+    step_s: Sequence[float]
+    stages: tuple[StageBegin, ...]
+
+
+def steps_of_losses(losses: Losses) -> list[StepTimes]:
+    """Of those series that have every step, so that differences are steps."""
+    return [
+        StepTimes(series.label, np.diff([0.0, *series.wall_s]).tolist(), series.stages)
+        for series in losses.series
+        if series.steps == tuple(range(len(series.steps))) and len(series.steps) > 1
+    ]
+
 
 # Of so many steps the median is drawn as one point of a line.
 MEDIAN_OF = 9
+# What takes longer than nearly all others is left out of the picture, or it would be flat.
+NEARLY_ALL, ROOM_ABOVE = 0.95, 1.25
 
 
-def has_step_times(losses: Losses) -> bool:
-    """Whether every step of every series is there, so that differences are steps."""
-    return all(
-        len(series.steps) > MEDIAN_OF
-        and series.steps == tuple(range(series.steps[0], series.steps[0] + len(series.steps)))
-        for series in losses.series
-    )
-
-
-def step_times(losses: Losses, width: int) -> str:
-    """A dot for each step, a line through running medians; one slow step does not hide others."""
-    data: list[Row] = []
-    for series in losses.series:
-        taken_ms = 1e3 * np.diff(np.array([0.0, *series.wall_s]))
-        for entry, ms in enumerate(taken_ms):
-            near = taken_ms[max(0, entry - MEDIAN_OF // 2) : entry + MEDIAN_OF // 2 + 1]
-            data.append(
-                {
-                    "series": series.label,
-                    "x": series.steps[entry],
-                    "y": float(ms),
-                    "median": float(np.median(near)),
-                    "says": f"{series.label}: step {series.steps[entry] + 1} took {ms:,.1f} ms",
-                }
-            )
-    most_ms = 1.25 * float(np.quantile([float(one["y"]) for one in data], 0.95))
-    base = _over_training(data, losses, "steps", "milliseconds a step", most=most_ms)
-    points = base.mark_point(filled=True, size=14, opacity=0.45, clip=True).encode(
+def step_times(trainings: Sequence[StepTimes], width: int) -> str:
+    """A dot for each step, or for the median of some where there are many, and running medians."""
+    data = [row for training in trainings for row in _step_rows(training)]
+    begins = [
+        _Begin(training.label, one, max(0, one.step - 0.5))
+        for training in trainings
+        for one in planning_phases(training.stages)
+    ]
+    most_ms = ROOM_ABOVE * float(np.quantile([float(row["y"]) for row in data], NEARLY_ALL))
+    labels = [training.label for training in trainings]
+    scale = alt.Scale(domain=[0, most_ms])
+    base = _over_training(data, labels, "steps", "milliseconds a step", scale)
+    points = base.mark_point(filled=True, size=14, opacity=0.5, clip=True).encode(
         description="says:N"
     )
     lines = base.mark_line(strokeWidth=2.5, aria=False, clip=True).encode(y="median:Q")
-    marks = _phase_marks(losses, OVER["steps"])
-    return as_svg(alt.LayerChart(layer=[*marks, points, lines]), width, height=240)
+    layers = [*_phase_marks(begins), points, lines]
+    return as_svg(alt.LayerChart(layer=layers), width, height=HEIGHT)
+
+
+def _step_rows(training: StepTimes) -> list[Row]:
+    together = -(-len(training.step_s) // MOST_POINTS)
+    firsts = range(0, len(training.step_s), together)
+    parts = [training.step_s[first : first + together] for first in firsts]
+    taken_ms = 1e3 * np.array([np.median(part) for part in parts])
+    half = MEDIAN_OF // 2
+    return [
+        {
+            "series": training.label,
+            "x": first,
+            "y": float(taken_ms[place]),
+            "median": float(np.median(taken_ms[max(0, place - half) : place + half + 1])),
+            "says": f"{training.label}: {_named(first, len(parts[place]))} "
+            f"{taken_ms[place]:,.1f} ms",
+        }
+        for place, first in enumerate(firsts)
+    ]
+
+
+def _named(first: int, count: int) -> str:
+    if count == 1:
+        return f"step {first + 1} took"
+    return f"steps {first + 1} to {first + count}, in the median"
 
 
 def _over_training(
-    data: Sequence[Row], losses: Losses, title: str, what: str, *, most: float | None = None
+    data: Sequence[Row], labels: Sequence[str], title: str, what: str, scale: alt.Scale
 ) -> alt.Chart:
-    colours = {series.label: SERIES[number % 8] for number, series in enumerate(losses.series)}
-    scale = alt.Scale(zero=False) if most is None else alt.Scale(domain=[0, most])
+    colours = {label: SERIES[number % 8] for number, label in enumerate(labels)}
     return chart_of(data).encode(
         x=alt.X("x:Q", title=title, axis=alt.Axis(grid=False, tickCount=6)),
         y=alt.Y("y:Q", title=what, scale=scale),
@@ -99,20 +160,27 @@ def _over_training(
     )
 
 
-def _phase_marks(losses: Losses, axis: Axis) -> list[alt.Chart]:
-    """A line where each phase of planning begins, with its name; nothing where nobody planned.
+class _Begin(NamedTuple):
+    """Where a phase of planning begins in a chart."""
 
-    Names stand below each other, for phases may be short.
+    label: str  # of the training
+    phase: StageBegin
+    x: float
+
+
+def _phase_marks(begins: Iterable[_Begin]) -> list[alt.Chart]:
+    """A line where each phase begins, with its name; nothing where nobody planned.
+
+    Names stand below each other, for phases may be short. Where several plan, each is named.
     """
-    planning = [series for series in losses.series if series.stages]
-    begins = [(series, begin) for series in planning for begin in series.phases]
+    drawn = list(begins)
+    are_several = len({begin.label for begin in drawn}) > 1
     marks = []
-    for line, (series, begin) in enumerate(begins):
-        name = begin.stage if len(planning) == 1 else f"{begin.stage} ({series.label})"
+    for line, (label, phase, x) in enumerate(drawn):
         row: Row = {
-            "x": axis.place(series, _entry_before(series, begin.step)),
-            "name": name,
-            "says": f"{series.label}: {begin.stage} after {begin.step} steps",
+            "x": x,
+            "name": f"{phase.stage} ({label})" if are_several else phase.stage,
+            "says": f"{label}: {phase.stage} after {phase.step} steps",
         }
         base = chart_of([row]).encode(x="x:Q")
         rule = base.mark_rule(strokeDash=[2, 3], strokeWidth=1.5, color="var(--ink-2)")
@@ -120,8 +188,3 @@ def _phase_marks(losses: Losses, axis: Axis) -> list[alt.Chart]:
         height = alt.value(FIRST_NAME_AT + NAME_HEIGHT * line)
         marks += [rule.encode(description="says:N"), text.encode(text="name:N", y=height)]
     return marks
-
-
-def _entry_before(series: LossSeries, step: int) -> int:
-    """The last entry before this step, where its phase begins; the first where there is none."""
-    return max((entry for entry, at in enumerate(series.steps) if at < step), default=0)

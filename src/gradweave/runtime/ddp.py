@@ -4,7 +4,7 @@ import inspect
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from gradweave.recipe import Recipe
 from gradweave.runtime.driver import Driver
 from gradweave.runtime.failed_passes import log_failed_pass_at_exit
 from gradweave.runtime.instruments import Instruments
+from gradweave.runtime.metrics import LiveNumbers
 from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.options import (
     AUTO,
@@ -56,11 +57,13 @@ from gradweave.runtime.step_clock import LastGradient, StepClock
 from gradweave.runtime.tensors import batch_size
 from gradweave.runtime.transports import SettlingJoinHook, Transports
 from gradweave.session.commands import SimpleBuckets
+from gradweave.session.kept_run import unplanned
 from gradweave.session.session import Session
-from gradweave.session.task import PlanningTask
+from gradweave.session.task import LAST_STEP, PlanningTask
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.training import SparseTraining
 from gradweave.torch_internals import is_compiled, is_in_join, torch_caps_bytes
+from gradweave.travel import Travel, parse_travel
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +155,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         if timeline:
             self._clock_offset_s = clock_offset_s(self.process_group)
             self._recorder = SpanRecorder({p: name for name, p in self._planned.items()})
+        self._numbers = LiveNumbers(self._clock, self._recorder)
         self._why_unplanned = self._why_not(torch_options)
         given: Plan | Recipe | None = None
         self._plan_cache = None
@@ -237,7 +241,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._driver = Driver(self._session, self._engine, instruments, board)
         log_failed_pass_at_exit(self, weakref.WeakMethod(self._steps_without_hook))
         self._last_gradient = LastGradient(self._clock)
-        self._expect_last_gradient()
+        self._note_findings()
         closing = weakref.finalize(
             self, _close, self._last_gradient, self._driver, messages, probing
         )
@@ -359,13 +363,15 @@ class DistributedDataParallel(Planned, TorchDDP):
             driver.step_over()
             if self._plan_cache is not None:
                 self._plan_cache.keep(self.findings())
-            self._expect_last_gradient()
+            self._note_findings()
             if driver.is_over:
                 self._driver = None
 
-    def _expect_last_gradient(self) -> None:
-        """Where the clock is to look for the end of backward, by what is known so far."""
+    def _note_findings(self) -> None:
+        """Tell the clock which stage this is, and where it is to look for the end of backward."""
         found = self.findings()
+        if self._clock is not None:
+            self._clock.stage_begins(str(found.stage))
         name = next(iter(self._planned), None)  # used first in forward, as a rule
         if found.trace is not None:
             name = found.trace.tensors[-1].name
@@ -380,6 +386,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         if self._driver is not None:
             self._driver.stop(why)
             self._driver = None
+            self._note_findings()
 
     def _drop_own_hook(self, why: str) -> None:
         """Torch's own buckets instead of a plan that needs a hook and that no user asked for.
@@ -431,6 +438,35 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._drop_own_hook(why)
         super().register_comm_hook(state, hook)
 
+    @property
+    def _runtime(self) -> str:
+        precision = self._options.precision
+        return "gradweave" if precision == EXACT else f"gradweave:{precision}"
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return self._planned
+
+    def _messages(self) -> int | None:
+        return None if self._engine is None else self._engine.messages
+
+    def _present_plan(self, order: tuple[str, ...]) -> Plan:
+        engine, compression = self._engine, self._options.compression
+        assert engine is not None, "a copy has no clock, and is asked for no plan"
+        if engine.plan is not None:
+            return engine.plan
+        names: Sequence[Sequence[str]] | None = engine.buckets(order)
+        if names is None and self._recorder is not None:
+            names = [message.tensors for message in self._recorder.messages()[-1]]
+        if not names:
+            raise RequestError(
+                "which gradients torch sends together is not known; wrap the model with "
+                "timeline=True, and save the run after some steps"
+            )
+        way = parse_travel(first_collective(self._options, "native"))
+        if compression is not None:
+            way = Travel(way.collective, compression.compression_at(LAST_STEP))
+        return unplanned(names, way)
+
     def sparse_state_dict(self) -> dict[str, Any]:
         """Residuals, velocities and schedule position of this rank, after the optimizer's step.
 
@@ -455,7 +491,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         elif self._options.precision != EXACT:
             logger.warning("the copy of a wrapper that rounds sends gradients as they are")
         gone = ("_session", "_driver", "_engine", "_sparse", "_recorder", "_plan_cache", "_clock")
-        state |= dict.fromkeys((*gone, "_last_gradient"))
+        state |= dict.fromkeys((*gone, "_last_gradient", "_numbers"))
         state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}
         if self._engine is not None:
             state["bucket_bytes_cap"] = self._engine.torch_cap_bytes

@@ -1,26 +1,43 @@
 """What every wrapper tells about itself."""
 
+import logging
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
+from torch import nn
 
 from gradweave.errors import RequestError
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
 from gradweave.runtime.driver import Driver
+from gradweave.runtime.keeping import (
+    Folder,
+    gather_notes,
+    rank_notes,
+    script_name,
+    tensors_of,
+    write_on_rank_0,
+)
+from gradweave.runtime.metrics import LiveNumbers, Metrics
 from gradweave.runtime.plan_cache import PlanCache
 from gradweave.runtime.plan_source import device_name
 from gradweave.runtime.step_clock import StepClock
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Findings, Stage
+from gradweave.session.kept_run import RankNotes, Training
 from gradweave.session.session import Session
 from gradweave.timeline import Timeline
+
+logger = logging.getLogger(__name__)
 
 
 class Planned:
     """A wrapper that plans itself: what it has found, and what it does."""
 
+    module: nn.Module
     process_group: dist.ProcessGroup
     _session: Session | None  # None: nothing is planned, for this reason
     _driver: Driver | None  # None: planning is over
@@ -29,6 +46,7 @@ class Planned:
     _device: torch.device
     _plan_cache: PlanCache | None  # None: nothing is kept for other runs
     _clock: StepClock | None  # None: this is a copy
+    _numbers: LiveNumbers | None  # None: this is a copy
     _recorder: SpanRecorder | None
     _clock_offset_s: float
 
@@ -72,6 +90,79 @@ class Planned:
         forward begins then.
         """
         return aligned_timelines(self._recorded(), self.process_group, self._clock_offset_s)
+
+    def metrics(self) -> Metrics:
+        """A few numbers of the last step, flat, for whatever draws curves; call it in every step.
+
+        No other rank is asked, and nothing is waited for. What nobody knows yet is left out.
+        """
+        found = self.findings()
+        if self._numbers is None:
+            return {"stage": str(found.stage)}
+        return self._numbers.of(
+            stage=str(found.stage), messages=self._messages(), predicted=found.predicted
+        )
+
+    def save_run(self, folder: Folder, *, losses: Any = None) -> None:
+        """Keep what is known of this training as the folder of a run, for `gradweave report`.
+
+        Call it on every rank, between two steps; rank 0 writes, and takes the place of what it had
+        written there before. ``losses`` are rank 0's, a number for each step since the model was
+        wrapped, or pairs of step, counted from 0, and loss. Measured timelines are in the folder
+        where the model was wrapped with timeline=True. Whatever goes wrong is raised on all ranks.
+        """
+        clock, group = self._clock, self.process_group
+        if clock is None:
+            raise RequestError("this is a copy, which notes nothing; save the wrapper that trains")
+        notes_timelines = self._recorder is not None
+        ranks = gather_notes(
+            group, lambda: rank_notes(clock, notes_timelines=notes_timelines), RankNotes
+        )
+        notes_timelines = all(rank.notes_timelines for rank in ranks)
+        timelines = self.timelines() if notes_timelines else []
+
+        def training() -> Training:
+            found = self.findings()
+            order = () if found.trace is None else tuple(t.name for t in found.trace.tensors)
+            return Training(
+                runtime=self._runtime,
+                command=script_name(),
+                findings=found,
+                explanation=self.explain(),
+                tensors=tensors_of(self._trained()),
+                model=type(self.module).__name__,
+                plan=self._present_plan(order),
+                step_s=tuple(clock.all_step_s()),
+                stages=tuple(clock.stages),
+                ranks=ranks,
+                timelines=tuple(timelines),
+            )
+
+        write_on_rank_0(group, folder, losses, training)
+        if not notes_timelines and group.rank() == 0:
+            logger.warning(
+                "%s has no measured timelines; they need the wrapper's timeline=True", folder
+            )
+
+    @property
+    def _runtime(self) -> str:
+        """What benchmarks call a wrapper like this one."""
+        raise NotImplementedError
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """Whose gradients travel, as they were declared."""
+        raise NotImplementedError
+
+    def _messages(self) -> int | None:
+        """How many are sent in a step; None: not known yet."""
+        raise NotImplementedError
+
+    def _present_plan(self, order: tuple[str, ...]) -> Plan:
+        """What is sent now, also without a plan, where ``order`` is that of gradients, if known.
+
+        Raise RequestError where nobody knows.
+        """
+        raise NotImplementedError
 
     def _recorded(self) -> SpanRecorder:
         if self._recorder is None:

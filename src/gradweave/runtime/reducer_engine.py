@@ -16,6 +16,7 @@ from gradweave.torch_internals import (
     has_reduced_since,
     replace_reducer,
     require_finished_reduction,
+    torch_bucket_bytes,
     torch_caps_bytes,
 )
 from gradweave.vocabulary import MIB
@@ -37,6 +38,8 @@ class ReducerEngine:
         self._parameters, self._transports = parameters, transports
         self.torch_cap_bytes: int = ddp.bucket_bytes_cap
         self._noted: list[int] = []
+        self._installed: list[list[str]] = []  # buckets by names; empty: torch has made its own
+        self._torchs_messages = 0  # of those, once it has said how many
 
     def step_is_over(self) -> bool:
         """Whether there was a synchronised backward pass since this was asked last."""
@@ -63,11 +66,32 @@ class ReducerEngine:
         ddp = self._live
         require_finished_reduction(ddp)
         self.plan = plan = buckets if isinstance(buckets, Plan) else None
-        replace_reducer(ddp, self._parameters, self._names(buckets, order))
+        self._installed = self._names(buckets, order)
+        replace_reducer(ddp, self._parameters, self._installed)
         ddp.bucket_bytes_cap = self.torch_cap_bytes if plan is None else self._largest(plan)
         self._noted = []
         self.message_log = MessageLog(clock_for(ddp.device)) if notes_messages else None
         self.register_sender(plan)
+
+    @property
+    def messages(self) -> int | None:
+        """How many are sent in a step; None while torch does not say how many buckets it has."""
+        if self._installed:
+            return len(self._installed)
+        if not self._torchs_messages:
+            self._torchs_messages = len(torch_bucket_bytes(self._live))
+        return self._torchs_messages or None
+
+    def buckets(self, order: tuple[str, ...]) -> list[list[str]] | None:
+        """The names that travel together now; ``order`` is what torch's own buckets follow.
+
+        None where torch says that it has others: those of several types, say.
+        """
+        if self._installed:
+            return self._installed
+        names = self._names(SimpleBuckets.ORIGINAL, order)
+        sizes = [sum(self._parameters[name].nbytes for name in bucket) for bucket in names]
+        return names if sorted(sizes) == sorted(torch_bucket_bytes(self._live)) else None
 
     def stop_noting(self) -> None:
         """A hook cannot be taken back without other buckets, but it need not note anything."""

@@ -33,6 +33,7 @@ from gradweave.runtime.driver import Driver
 from gradweave.runtime.flat_buckets import buckets_up_to, dense_strides
 from gradweave.runtime.flat_engine import FlatEngine, check_flat_plan
 from gradweave.runtime.instruments import Instruments
+from gradweave.runtime.metrics import LiveNumbers
 from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.options import AUTO, Options, first_collective
 from gradweave.runtime.parameters import modules_with_sparse_gradients
@@ -124,6 +125,7 @@ class ShardedDataParallel(Planned, nn.Module):
         if timeline:
             self._clock_offset_s = clock_offset_s(group)
             self._recorder = SpanRecorder({p: name for name, p in self._full.items()})
+        self._numbers = LiveNumbers(clock, self._recorder)
         given = given_plan(plan, workers=group.size(), device=self._device, options=options)
         self._plan_cache = None
         if plan is None and group.size() > 1:
@@ -166,6 +168,7 @@ class ShardedDataParallel(Planned, nn.Module):
                 on_recording=partial(setattr, self._engine, "is_recorded"),
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
+        clock.stage_begins(str(self.findings().stage))
         closing = weakref.finalize(self, _close, self._driver, self._engine, own_groups)
         # Not at exit: a thread that waits for a dead peer would keep the script from ending.
         closing.atexit = False
@@ -185,8 +188,11 @@ class ShardedDataParallel(Planned, nn.Module):
         """Optimizers have stepped all shards; all ranks come here alike, so buckets may change."""
         if self._driver is not None:
             self._driver.step_over()
+            found = self.findings()
             if self._plan_cache is not None:
-                self._plan_cache.keep(self.findings())
+                self._plan_cache.keep(found)
+            if self._clock is not None:
+                self._clock.stage_begins(str(found.stage))
             if self._driver.is_over:
                 self._driver = None
 
@@ -273,6 +279,20 @@ class ShardedDataParallel(Planned, nn.Module):
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """This rank's part of it."""
         self._engine.load_whole_state(optimizer, state)
+
+    @property
+    def _runtime(self) -> str:
+        return "sharded"
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return self._full
+
+    def _messages(self) -> int | None:
+        return len(self._engine.plan.buckets)
+
+    def _present_plan(self, order: tuple[str, ...]) -> Plan:
+        del order
+        return self._engine.plan
 
     def _open_cache(self, options: Options) -> PlanCache | None:
         return open_cache(

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from gradweave.measure.clocks import Clock
 from gradweave.phases import PHASES, Phase, Phases
+from gradweave.results import StageBegin
 from gradweave.torch_internals import (
     all_requiring_grad,
     remove_gradient_hook,
@@ -28,20 +29,45 @@ Marks = list[tuple[Phase, object]]
 class StepClock:
     """Marks where phases begin, as cheaply as a clock can be read; asked for lengths later.
 
-    ``step_s`` has the length of every step since the first, by the host's clock.
+    ``step_s`` has the length of every step since the first, by the host's clock; ``stages`` are
+    those of planning, as somebody says that they begin.
     """
 
     def __init__(self, clock: Clock, *, now_s: Callable[[], float] = time.perf_counter) -> None:
         self.begun = 0  # forward passes whose gradients are to travel; whoever calls counts them
         self.step_s = array("d")
+        self.stages: list[StageBegin] = []
         self._clock, self._now_s = clock, now_s
         self._kept: deque[tuple[Marks, object]] = deque(maxlen=KEPT_STEPS)
         self._marks: Marks = []  # of the step under way; empty before the first has ended
         self._phase: Phase | None = None
         self._is_synchronised = self._is_whole = False
         self._ended_s: float | None = None  # the step before
+        self._began_s: float | None = None  # the first step
+        self._first_s = 0.0  # how long it took
+
+    @property
+    def steps(self) -> int:
+        """How many have ended."""
+        return len(self.step_s) + (self._ended_s is not None)
+
+    def all_step_s(self) -> list[float]:
+        """Also the first, from when its forward pass began."""
+        return [self._first_s, *self.step_s] if self.steps else []
+
+    def stage_begins(self, stage: str) -> None:
+        """Call it where a stage of planning may have begun; phases from before are forgotten."""
+        before = self.stages
+        if before and before[-1].stage == stage:
+            return
+        self.stages = [begin for begin in before if begin.step < self.steps]
+        if not self.stages or self.stages[-1].stage != stage:
+            self.stages.append(StageBegin(stage, self.steps))
+        self.forget()
 
     def forward_begins(self, *, is_synchronised: bool) -> None:
+        if self._began_s is None:
+            self._began_s = self._now_s()
         # Otherwise the pass before had no end that could be seen.
         self._is_whole &= self._phase == "input" or not self._is_synchronised
         self._is_synchronised = is_synchronised
@@ -62,7 +88,10 @@ class StepClock:
         if not self._is_synchronised or self._phase not in {"backward", "network"}:
             return
         now_s = self._now_s()
-        if self._ended_s is not None:
+        if self._ended_s is None:
+            assert self._began_s is not None, "a pass has begun"
+            self._first_s = now_s - self._began_s
+        else:
             self.step_s.append(now_s - self._ended_s)
         self._ended_s = now_s
         end = self._clock.mark()
@@ -81,6 +110,13 @@ class StepClock:
     def phases(self) -> list[Phases]:
         """Of the last steps, as far as all of their phases were seen."""
         return [_lengths(self._clock, marks, end) for marks, end in self._kept]
+
+    def last_phases(self) -> Phases | None:
+        """Of the last step that can be told without waiting for an accelerator."""
+        for marks, end in reversed(self._kept):
+            if self._clock.has_passed(end):
+                return _lengths(self._clock, marks, end)
+        return None
 
     def forget(self) -> None:
         """Keep no phases of steps up to now: something has changed."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from msgspec import Struct
-from msgspec.structs import replace
 from torch import nn
 
 from gradweave.measure.backward import (
@@ -17,7 +16,6 @@ from gradweave.measure.backward import (
 )
 from gradweave.runtime.activity import Activity
 from gradweave.session.commands import Failed, Recorded, Unplannable
-from gradweave.trace import Trace
 
 # torch makes its lasting buckets before the second pass of a reducer, and the third allocates.
 WARMUP_STEPS = 2
@@ -101,18 +99,7 @@ class Survey(Activity):
             batch_size=parts[0].batch_size,
             iterations=self._to_record,
         )
-        return Recorded(_in_order(trace, order))
+        return Recorded(trace.in_order(order))
 
     def close(self) -> None:
         self._open.close()
-
-
-def _in_order(trace: Trace, order: Sequence[str]) -> Trace:
-    """Gradients wait for those that are sent before them."""
-    by_name = {tensor.name: tensor for tensor in trace.tensors}
-    tensors, latest_s = [], 0.0
-    for name in order:
-        if name in by_name:  # it has elements
-            latest_s = max(latest_s, by_name[name].ready_s)
-            tensors.append(replace(by_name[name], ready_s=latest_s))
-    return replace(trace, tensors=tuple(tensors))
