@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from contextlib import chdir
 
 import pytest
@@ -65,6 +66,15 @@ def test_what_is_typed_uses_what_was_set():
     for block in SHELL[2:]:
         if block.note != SLURM:
             assert set(re.findall(r"\$(\w+)", block.text)) <= set_before, block.text
+
+
+def test_slurm_reads_its_options_before_the_first_command():
+    (script,) = [block.text for block in SHELL if block.note == SLURM]
+    first, *lines = script.splitlines()
+    assert first == "#!/bin/bash"
+    options = [line for line in lines if line.startswith("#SBATCH --")]
+    assert lines[: len(options)] == options
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 def small_network():
