@@ -9,7 +9,7 @@
     if writer is not None and step % 10 == 0:
         log_metrics(writer, model, step)
 
-Any object with ``add_scalar`` and ``add_text`` will do. What each number means: docs/measuring.md.
+Any object with ``add_scalar`` and ``add_text`` will do. What each number means: docs/runtime.md.
 """
 
 from typing import Any, Protocol
@@ -24,12 +24,12 @@ class Writer(Protocol):
 
 
 def log_metrics(writer: Writer, model: Any, step: int) -> None:
-    """Log ``model.metrics()``: numbers as scalars, the stage as text, what is unknown not at all.
+    """Log ``model.metrics()``: numbers as scalars, the stage of planning as text.
 
     ``model`` is either wrapper of ours, or what ``gradweave.watch`` made of torch's.
     """
     for name, value in model.metrics().items():
         if isinstance(value, str):
             writer.add_text(f"gradweave/{name}", value, step)
-        elif value is not None:
+        else:
             writer.add_scalar(f"gradweave/{name}", value, step)

@@ -31,7 +31,7 @@ def main() -> None:
 def train(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     if options.wrapper == "gradweave":
-        model = watched = gradweave.DistributedDataParallel(SmallCNN(width=32))
+        model = watched = gradweave.DistributedDataParallel(SmallCNN(width=32), timeline=True)
     else:
         model = TorchDDP(SmallCNN(width=32))
         watched = gradweave.watch(model)
