@@ -14,6 +14,7 @@ from torch import nn
 from gradweave import files
 from gradweave.lab import Cluster, ClusterSpec
 from gradweave.recipe import Recipe
+from gradweave.report.folders import read_folders
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 SHELL = [block for block in blocks(PAGE) if block.language == "sh"]
@@ -211,9 +212,11 @@ def test_the_second_run_begins_with_the_plan_of_the_first(said, nodes):
 @in_the_lab
 def test_the_page_has_both_wrappers(said, nodes):
     assert "'messages': " in answer_to(said, "--wrapper torch")[0]
+    folders = read_folders([nodes.checkout / "runs" / run for run in ("mine", "torch")])
+    assert [folder.run.results.rows[0].runtime for folder in folders] == ["gradweave", "torch-ddp"]
+    assert all(len(ranks) == NODES for f in folders for ranks in f.run.measured.values())
     page = (nodes.checkout / "report.html").read_text()
-    assert ">mine<" in page
-    assert ">torch<" in page
+    assert "Trainings side by side" in page
     assert (nodes.checkout / "trace.json").stat().st_size > 0
 
 
