@@ -3,11 +3,29 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import torch
+from pages import ROOT
+from ranks import on_processes
 
-ROOT = Path(__file__).parents[1]
+from gradweave import DistributedDataParallel
+from gradweave.cli import main
+from gradweave.report.folders import read_folders
+
+
+def torchrun(script, *arguments):
+    """On two ranks, one thread each."""
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*agent, str(ROOT / "examples" / script), *arguments],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
 
 
 @pytest.mark.parametrize(
@@ -19,15 +37,59 @@ ROOT = Path(__file__).parents[1]
 )
 def test_a_training(script, arguments, first_loss):
     """Seconds: two ranks import torch, and train until planning has ended."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, str(ROOT / "examples" / script), *arguments, "--steps", "60"],
-        capture_output=True,
-        check=False,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = torchrun(script, *arguments, "--steps", "60")
     assert f"step 0: loss {first_loss}" in done.stdout
     assert "planning ended: " in done.stderr
     assert "Planning took " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "said"), [("gradweave", "\nMeasured: "), ("torch", "'messages': ")]
+)
+def test_a_training_that_leaves_a_run(wrapper, said, tmp_path, capsys):
+    """Seconds: two ranks import torch; then the page."""
+    run, page, trace = tmp_path / "mine", tmp_path / "report.html", tmp_path / "perfetto.json"
+    arguments = ["--wrapper", wrapper, "--steps", "80", "--run", str(run)]
+    done = torchrun("train_cluster.py", *arguments)
+    assert "2 ranks, loss 2." in done.stdout
+    assert said in done.stdout
+    (folder,) = read_folders([run])
+    assert folder.workers == 2
+    ((measured, _),) = folder.run.measured.values()  # of two ranks
+    assert {span.lane for span in measured.spans} == {"forward", "backward", "communication"}
+    assert len(folder.losses.series[0].losses) == 80
+    assert main(["report", str(run), "--output", str(page), "--perfetto", str(trace)]) == 0
+    assert "mine" in capsys.readouterr().out
+    assert folder.run.trace.tensors[0].name in page.read_text()
+
+
+class RecordingWriter:
+    """Takes what torch.utils.tensorboard.SummaryWriter takes; that one's package is not needed."""
+
+    def __init__(self):
+        self.scalars, self.texts = {}, {}
+
+    def add_scalar(self, tag, scalar_value, global_step):
+        self.scalars[tag] = (float(scalar_value), global_step)
+
+    def add_text(self, tag, text_string, global_step):
+        self.texts[tag] = (text_string, global_step)
+
+
+def logged(group):
+    """The wrapper's own numbers after some steps, and what was logged of them."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    from tensorboard_metrics import log_metrics  # noqa: PLC0415
+
+    model, writer = DistributedDataParallel(torch.nn.Linear(6, 2)), RecordingWriter()
+    for _ in range(30):
+        model(torch.ones(3, 6)).mean().backward()
+    log_metrics(writer, model, 7)
+    return model.metrics(), writer.scalars, writer.texts
+
+
+def test_live_numbers_for_tensorboard(tmp_path):
+    for metrics, scalars, texts in on_processes(2, logged, scratch=tmp_path):
+        assert {"step", "step_s", "messages", "stage"} <= metrics.keys()
+        assert texts == {"gradweave/stage": (metrics.pop("stage"), 7)}
+        assert scalars == {f"gradweave/{name}": (value, 7) for name, value in metrics.items()}

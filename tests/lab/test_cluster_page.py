@@ -1,0 +1,233 @@
+"""docs/cluster.md as it stands: real torchrun agents, one on each node of an emulated cluster."""
+
+import os
+import re
+import subprocess
+from contextlib import chdir
+
+import pytest
+import torch
+from pages import ROOT, blocks, make_checkout, section
+from ranks import on_processes
+from torch import nn
+
+from gradweave import files
+from gradweave.lab import Cluster, ClusterSpec
+from gradweave.recipe import Recipe
+from gradweave.report.folders import read_folders
+
+PAGE = (ROOT / "docs" / "cluster.md").read_text()
+SHELL = [block for block in blocks(PAGE) if block.language == "sh"]
+INSTALL, SETTINGS, EVERYWHERE, FIRST, SLURM = (
+    "install",
+    "settings on every machine",
+    "on every machine",
+    "on the first machine",
+    "slurm",
+)
+NODES = 2
+LIMIT_S = 300.0  # for half a minute's work, on a busy machine
+
+# What Slurm would do: start a task on each machine of the job, and list the machines' names. Each
+# node runs the script, so here a task is just started.
+STAND_INS = {
+    "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"',
+    "scontrol": f"printf 'node%d\\n' {' '.join(map(str, range(NODES)))}",
+}
+SLURM_TELLS = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NODELIST": f"node[0-{NODES - 1}]",
+    "SLURM_JOB_NUM_NODES": str(NODES),
+    "SLURM_CPUS_PER_TASK": "1",
+}
+
+
+def in_the_lab(test):
+    """Minutes in all; by one process, because blocks follow each other."""
+    return pytest.mark.long(pytest.mark.xdist_group("cluster page")(test))
+
+
+def test_every_block_says_who_runs_it():
+    notes = [block.note for block in SHELL]
+    assert set(notes) == {INSTALL, SETTINGS, EVERYWHERE, FIRST, SLURM}
+    assert notes[:2] == [INSTALL, SETTINGS]  # all others rely on these
+    assert [notes.count(note) for note in (INSTALL, SETTINGS, SLURM)] == [1, 1, 1]
+
+
+def test_installing_is_as_in_the_readme():
+    """Not run: it takes minutes, and `make test` has done the same."""
+    (readme,) = blocks(section((ROOT / "README.md").read_text(), "Install"))
+    assert readme.text in SHELL[0].text
+    (makes,) = re.findall(r"pip install (.*)", (ROOT / "Makefile").read_text())
+    assert "--constraint constraints.txt --editable" in makes
+
+
+def test_what_is_typed_uses_what_was_set():
+    set_before = set(re.findall(r"export (\w+)=", SHELL[1].text))
+    for block in SHELL[2:]:
+        if block.note != SLURM:
+            assert set(re.findall(r"\$(\w+)", block.text)) <= set_before, block.text
+
+
+def test_slurm_reads_its_options_before_the_first_command():
+    (script,) = [block.text for block in SHELL if block.note == SLURM]
+    first, *lines = script.splitlines()
+    assert first == "#!/bin/bash"
+    options = [line for line in lines if line.startswith("#SBATCH --")]
+    assert lines[: len(options)] == options
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def small_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 2))
+
+
+def losses_of(model, *, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 6)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def run_as_written(group, sources, folder):
+    """The page's Python, with a training where it has none; what is carried out in the end."""
+    os.chdir(folder)
+    names = {"model": small_network(), "network": small_network(), "losses_of": losses_of}
+    for source in sources:
+        training = source.replace("...  # train as ever", "losses = losses_of(model, steps=120)")
+        exec(training, names)  # noqa: S102 our own page
+    return names["model"].plan
+
+
+def test_the_python_runs(tmp_path):
+    """Seconds: until planning has ended."""
+    sources = [block.text for block in blocks(PAGE) if block.language == "python"]
+    assert "...  # train as ever" in sources[0]
+    plans = on_processes(2, run_as_written, sources, tmp_path, scratch=tmp_path)
+    recipe = files.read(tmp_path / "recipe.json", Recipe)
+    assert plans == [recipe.plan] * 2
+    assert (tmp_path / "runs" / "mine" / "results.json").is_file()
+
+
+class Nodes:
+    """A cluster whose machines share a checkout, and what they say."""
+
+    def __init__(self, cluster, checkout):
+        self.cluster, self.checkout = cluster, checkout
+        self.lines = {node: [] for node in range(NODES)}  # of the last that was run
+
+    def run(self, scripts, **env):
+        """One shell for each node; the first command that fails ends all."""
+        self.lines = {node: [] for node in scripts}
+        everything = []
+        for node, script in scripts.items():
+            (self.checkout / f"node{node}.sh").write_text(script)
+
+        def take(line):
+            everything.append(line.text)
+            if not line.is_error:
+                self.lines[line.rank].append(line.text)
+
+        job = self.cluster.start(
+            ["sh", "-c", 'exec bash -e "$(hostname).sh"'],
+            env=env,
+            on_line=take,
+            once_per_node=True,
+        )
+        result = job.wait(LIMIT_S)
+        assert result.exit_code == 0, "\n".join([*scripts.values(), *everything[-60:]])
+
+
+@pytest.fixture(scope="module")
+def nodes(namespaces, tmp_path_factory):
+    checkout = make_checkout(tmp_path_factory.mktemp("checkout"))
+    with chdir(checkout), Cluster(ClusterSpec(nodes=NODES, rate="1gbit")) as cluster:
+        yield Nodes(cluster, checkout)
+
+
+def own_settings(node):
+    """As the page says: only the machine's number is another."""
+    settings = SHELL[1].text
+    assert settings.count("NODE_RANK=0 ") == 1
+    return settings.replace("NODE_RANK=0 ", f"NODE_RANK={node} ")
+
+
+@pytest.fixture(scope="module")
+def said(nodes):
+    """What the nodes print for each block, from a shell in which the settings were made."""
+    found = {}
+    for block in SHELL[2:]:
+        if block.note == SLURM:
+            continue
+        asked = range(NODES) if block.note == EVERYWHERE else range(1)
+        nodes.run({n: own_settings(n) + (block.text if n in asked else "") for n in range(NODES)})
+        found[block.text] = {node: "\n".join(lines) for node, lines in nodes.lines.items()}
+    return found
+
+
+def answer_to(said, command):
+    """What the nodes said to the one block with this command."""
+    ((_, answer),) = [(text, answer) for text, answer in said.items() if command in text]
+    return answer
+
+
+@in_the_lab
+def test_the_doctor_looks_at_both_machines(said):
+    answer = answer_to(said, "gradweave doctor")
+    assert "10.77.0.1" in answer[0]
+    assert "10.77.1.1" in answer[0]
+
+
+@in_the_lab
+@pytest.mark.parametrize("run", ["mine", "static"])
+def test_both_ways_train_one_world_over_the_links(said, nodes, run):
+    answer = answer_to(said, f"--run runs/{run}\n")
+    assert f"{NODES} ranks, loss 2." in answer[0]
+    assert "\nMeasured: " in answer[0]
+    assert "ranks, loss" not in answer[1]
+    for name in ("trace.json", "network.json", "results.json", "losses.json"):
+        assert (nodes.checkout / "runs" / run / name).is_file()
+
+
+@in_the_lab
+def test_gradients_took_the_interface_that_was_set(said, nodes):
+    """Each of the trainings sends megabytes in each of its steps."""
+    trainings = sum(text.count("examples/train_cluster.py") for text in said)
+    assert min(nodes.cluster.sent_bytes().by_node) > trainings * 10**8
+
+
+@in_the_lab
+def test_the_second_run_begins_with_the_plan_of_the_first(said, nodes):
+    answer = answer_to(said, "GRADWEAVE_CACHE=plans")
+    assert answer[0].count("remembered from an earlier run") == 1
+    assert len(list((nodes.checkout / "plans").iterdir())) == 1
+
+
+@in_the_lab
+def test_the_page_has_both_wrappers(said, nodes):
+    assert "'messages': " in answer_to(said, "--wrapper torch")[0]
+    folders = read_folders([nodes.checkout / "runs" / run for run in ("mine", "torch")])
+    assert [folder.run.results.rows[0].runtime for folder in folders] == ["gradweave", "torch-ddp"]
+    assert all(len(ranks) == NODES for f in folders for ranks in f.run.measured.values())
+    page = (nodes.checkout / "report.html").read_text()
+    assert "Trainings side by side" in page
+    assert (nodes.checkout / "trace.json").stat().st_size > 0
+
+
+@in_the_lab
+def test_the_slurm_script(nodes, tmp_path):
+    """Slurm itself is not here; what it would start and tell is."""
+    (script,) = [block.text for block in SHELL if block.note == SLURM]
+    for name, body in STAND_INS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    nodes.run(dict.fromkeys(range(NODES), script), **SLURM_TELLS, PATH=path)
+    assert f"{NODES} ranks, loss 2." in "\n".join(nodes.lines[0])
+    assert (nodes.checkout / "runs" / "17" / "report.html").is_file()
