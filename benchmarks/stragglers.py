@@ -141,7 +141,7 @@ def _rows(faulty: Sequence[Watched], found: Sequence[Healed]) -> Iterator[str]:
             healed_s = median(one.step_s for one in right)
             cells += [f"{said_s * 1e3:.1f}", f"{healed_s * 1e3:.1f}", f"{max(misses):.1%}"]
         else:
-            cells += ["–"] * 3
+            cells += ["none"] * 3
         yield f"| {' | '.join(map(str, cells))} |"
 
 
