@@ -43,6 +43,7 @@ from gradweave.runtime.options import (
     why_unplannable,
 )
 from gradweave.runtime.parameters import check_compressible, planned_parameters
+from gradweave.runtime.phase_news import PhaseNews
 from gradweave.runtime.plan_cache import PlanCache, open_cache, watching
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
@@ -226,8 +227,10 @@ class DistributedDataParallel(Planned, TorchDDP):
                 task, given=given, is_remembered=is_remembered, speaks=group.rank() == 0
             )
         self._driver = None
+        board = Noticeboard(group) if self._can_tell_others else None
+        self._news = None if board is None else PhaseNews(board, self._clock)
         if self._session is not None and probing is not None:
-            board = Noticeboard(group)
+            assert board is not None, "nothing is planned without"
             instruments = Instruments(
                 self.module,
                 self._planned,
@@ -249,6 +252,10 @@ class DistributedDataParallel(Planned, TorchDDP):
         closing.atexit = False
 
     @property
+    def _can_tell_others(self) -> bool:
+        return self.process_group.size() > 1 and Noticeboard.can_be_made(self.process_group)
+
+    @property
     def _keeps_declared_order(self) -> bool:
         return self.find_unused_parameters and not self.static_graph
 
@@ -264,7 +271,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         group = self.process_group
         if why is None and group.size() == 1 and not is_whole(compression):
             return "one worker sends no messages"
-        if why is None and group.size() > 1 and not Noticeboard.can_be_made(group):
+        if why is None and group.size() > 1 and not self._can_tell_others:
             why = f"ranks of a {group.name()} group cannot be told of plans through its store"
         if why is not None and self.process_group.size() > 1:
             logger.warning("keeping %s: %s", self._baseline, why)
@@ -330,6 +337,8 @@ class DistributedDataParallel(Planned, TorchDDP):
             clock.begun += is_synchronised
         if clock is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if self._news is not None:
+            self._news.forward_begins()
         clock.forward_begins(is_synchronised=is_synchronised)
         if recorder is not None:
             recorder.begin()
@@ -491,7 +500,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         elif self._options.precision != EXACT:
             logger.warning("the copy of a wrapper that rounds sends gradients as they are")
         gone = ("_session", "_driver", "_engine", "_sparse", "_recorder", "_plan_cache", "_clock")
-        state |= dict.fromkeys((*gone, "_last_gradient", "_numbers"))
+        state |= dict.fromkeys((*gone, "_last_gradient", "_numbers", "_news"))
         state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}
         if self._engine is not None:
             state["bucket_bytes_cap"] = self._engine.torch_cap_bytes

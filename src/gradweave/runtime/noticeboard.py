@@ -45,7 +45,7 @@ class Noticeboard:
         return _cloned_store(group) is not None
 
     def say(self, topic: str, text: str) -> None:
-        """What this rank has to say; once for each topic."""
+        """What this rank has to say; of what it has said on the same topic, the last stays."""
         self._store.set(f"{topic}/{self.rank}", text)
 
     def everyone(self, topic: str) -> list[str] | None:

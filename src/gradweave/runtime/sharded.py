@@ -37,12 +37,14 @@ from gradweave.runtime.metrics import LiveNumbers
 from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.options import AUTO, Options, first_collective
 from gradweave.runtime.parameters import modules_with_sparse_gradients
+from gradweave.runtime.phase_news import PhaseNews
 from gradweave.runtime.plan_cache import PlanCache, open_cache, watching
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
-from gradweave.runtime.step_clock import StepClock
+from gradweave.runtime.step_clock import KEPT_STEPS, StepClock
 from gradweave.runtime.tensors import batch_size
 from gradweave.session.session import Session
+from gradweave.session.slow_ranks import SlowRank
 from gradweave.session.task import PlanningTask
 from gradweave.torch_internals import FOR_BACKWARD_CALLBACKS, is_compiled, require
 from gradweave.vocabulary import MIB
@@ -158,8 +160,10 @@ class ShardedDataParallel(Planned, nn.Module):
         )
         own_groups = [OwnGroup(group, make_group) for _ in range(LANES if plans else 0)]
         self._driver: Driver | None = None
-        if self._session is not None and plans:
-            board = Noticeboard(group)
+        can_tell_others = group.size() > 1 and Noticeboard.can_be_made(group)
+        board = Noticeboard(group) if can_tell_others else None
+        self._news = None if board is None else PhaseNews(board, clock)
+        if self._session is not None and plans and board is not None:
             instruments = Instruments(
                 module,
                 self._full,
@@ -175,6 +179,8 @@ class ShardedDataParallel(Planned, nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if self._news is not None:
+            self._news.forward_begins()
         self._engine.begin_forward(is_synchronised=is_synchronised)
         if self._driver is not None and torch.is_grad_enabled():
             self._driver.forward_begins(batch_size(inputs))
@@ -204,6 +210,11 @@ class ShardedDataParallel(Planned, nn.Module):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def slow_ranks(self, *, steps: int = KEPT_STEPS) -> tuple[SlowRank, ...]:
+        """As DistributedDataParallel has it; what is on its way arrives first."""
+        self.synchronise()
+        return super().slow_ranks(steps=steps)
 
     def synchronise(self) -> None:
         """Until the model's parameters are complete on this rank."""

@@ -24,10 +24,17 @@ from gradweave.trace import Trace
 MOST_OTHER_WAYS = 3
 
 
-def explanation(found: Findings, *, workers: int, baseline: str = "torch's own buckets") -> str:
+def explanation(
+    found: Findings,
+    *,
+    workers: int,
+    baseline: str = "torch's own buckets",
+    who_is_slow: Sequence[str] = (),
+) -> str:
     """Say how messages travel and why so; ``baseline`` is what travels without a plan."""
     worth = [] if found.worth is None else [str(found.worth)]
-    return "\n".join([*_how(found, workers, baseline), *worth, *_other_ways(found, workers)])
+    how = _how(found, workers, baseline)
+    return "\n".join([*how, *worth, *_other_ways(found, workers), *who_is_slow])
 
 
 def _how(found: Findings, workers: int, baseline: str) -> list[str]:

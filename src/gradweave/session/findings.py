@@ -9,6 +9,7 @@ from gradweave.network import Network
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
 from gradweave.session.compression import Verdict
+from gradweave.session.slow_ranks import SlowRank
 from gradweave.session.trials import Trial
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
@@ -46,6 +47,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     planning_s: float | None = None
     is_whole: bool = False  # one bucket, without a plan: everything is selected from at once
     worth: Verdict | None = None  # of compression
+    slow_ranks: tuple[SlowRank, ...] = ()  # when all ranks were last asked
     # Why there is no plan, or none better than what the wrapper began with, or no verdict.
     note: str | None = None
 
