@@ -62,19 +62,21 @@ def price_of(all_reduces: Sequence[AllReduce], *, workers: int) -> Price | None:
 
 
 def sentences(price: Price) -> list[str]:
-    return [
+    first = (
         f"An all-reduce of {price.gradient_bytes / 1e6:.0f} MB of gradients takes "
-        f"{duration(price.all_reduce_s)} on this network.",
-        *(
-            f"With torch DDP a model that computes for {duration(one.compute_s)} would take "
-            f"{duration(one.step_s)} a step: {duration(one.exposed_s)} of it "
-            f"({one.exposed_s / one.step_s:.0%}) waiting for the network."
-            for one in price.steps
-        ),
-        "What else could be done: gradweave calibrate --output network.json, then gradweave "
-        "advise --trace resnet50 --network network.json (or a trace of your model, by gradweave "
-        "record).",
+        f"{duration(price.all_reduce_s)} on this network."
+    )
+    steps = [
+        f"With torch DDP, a model that computes for {duration(one.compute_s)} would take "
+        f"{duration(one.step_s)} a step, {duration(one.exposed_s)} of it "
+        f"({one.exposed_s / one.step_s:.0%}) waiting for the network."
+        for one in price.steps
     ]
+    last = (
+        "What else could be done: gradweave calibrate --output network.json in place of doctor, "
+        "then gradweave advise --trace resnet50 --network network.json."
+    )
+    return [first, *steps, last]
 
 
 def _step(network: Network, workers: int, compute_s: float) -> PricedStep:

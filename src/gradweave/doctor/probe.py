@@ -147,14 +147,13 @@ def read_alone(line: Line, *, now_s: Callable[[], float] = time.perf_counter) ->
     nbytes = FIRST_BYTES
     while True:
         taken_s = line.send(nbytes)
-        moving_s = max(taken_s - round_trip_s, taken_s / 2)
+        moving_s = _moving_s(taken_s, round_trip_s)
         is_long = moving_s >= ENOUGH_S or now_s() - began_s > MOST_PAIR_S
         if is_long or nbytes == LARGEST_BYTES:
             return Reading(round_trip_s, nbytes / moving_s)
         # By a factor of eight at most: what passes at once in a burst says little of the rest.
-        nbytes = min(
-            LARGEST_BYTES, 8 * nbytes, max(2 * nbytes, round(nbytes * WANTED_S / moving_s))
-        )
+        wanted_bytes = max(2 * nbytes, round(nbytes * WANTED_S / moving_s))
+        nbytes = min(LARGEST_BYTES, 8 * nbytes, wanted_bytes)
 
 
 def read_together(
@@ -171,9 +170,14 @@ def read_together(
     sent_bytes = 0
     while now_s() - began_s < TOGETHER_S:
         taken_s = line.send(chunk_bytes)
-        moving_s += max(taken_s - round_trip_s, taken_s / 2)
+        moving_s += _moving_s(taken_s, round_trip_s)
         sent_bytes += chunk_bytes
     return sent_bytes / moving_s
+
+
+def _moving_s(taken_s: float, round_trip_s: float) -> float:
+    """Without the way of its first byte and of the answer; never less than nothing, by chance."""
+    return max(taken_s - round_trip_s, 0.1 * taken_s)
 
 
 def _read(end: socket.socket, into: memoryview) -> bool:

@@ -58,7 +58,7 @@ def gloo_choice(interfaces: Sequence[Interface], wanted: str, resolved: Sequence
     Of several names, which gloo uses in turn, the first; of several addresses, the first.
     """
     if wanted:
-        name = wanted.split(",")[0]
+        name = wanted.split(",", maxsplit=1)[0]
         own = next((one for one in interfaces if one.name == name), None)
         address = _first_address(own) if own is not None else None
         return Choice(name if own else None, address, "GLOO_SOCKET_IFNAME")

@@ -24,7 +24,7 @@ def verdicts(checkup: Checkup) -> tuple[Finding, ...]:
         *presence.absent(checkup),
         *presence.lost(checkup),
         *choices,
-        *presence.unreached(checkup, explained),
+        *presence.unreached(checkup, explained | set(checkup.lost)),
         *presence.gloo(checkup),
         *interfaces.other_variables(checkup),
         *interfaces.slower_interface(checkup, explained),

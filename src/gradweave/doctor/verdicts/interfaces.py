@@ -1,4 +1,4 @@
-"""Ranks that would use an address where others do not reach them, or a slower network than theirs."""
+"""Ranks that would use an address which others do not reach, or a slower network than others."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

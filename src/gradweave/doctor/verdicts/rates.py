@@ -32,9 +32,7 @@ def slow(checkup: Checkup, explained: set[int]) -> Iterator[Finding]:
 def _slow_host(host: Host, slow: SlowMember) -> Finding:
     does = "to and from" if slow.sends and slow.receives else "to" if slow.sends else "from"
     card = host.first.used_interface
-    says = (
-        "" if card is None or not card.bits_per_s else f"; it says {words.speed(card.bits_per_s)}"
-    )
+    says = f"; it says {words.speed(card.bits_per_s)}" if card and card.bits_per_s else ""
     return Finding(
         kind="slow-host",
         ranks=tuple(facts.rank for facts in host.ranks),
