@@ -45,10 +45,11 @@ def test_tables_a_price_and_one_line_for_each_finding(capsys, told):
     assert re.search(r"│ node0 +│ +│ +936 │ +94 │ +936 │", out)
     assert "An all-reduce of 100 MB of gradients takes 2.00 s on this network." in lines
     assert "gradweave advise" in out
-    assert [line for line in lines if line.startswith("- ")] == [
+    (finding,) = [line for line in lines if line.startswith("- ")]
+    assert finding == (
         "- node2 (10.77.2.3): 94 Mbit/s to and from every other host, others reach 936: check its "
         "cable, port or driver (ethtool eth0); every step waits for it"
-    ]
+    )
 
 
 def test_where_nothing_is_wrong_it_says_so(capsys, told):

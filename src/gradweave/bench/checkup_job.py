@@ -63,7 +63,7 @@ def in_environment(
         environment, rank=place.rank, threads=torch.get_num_threads(), versions=_versions()
     )
     try:
-        store = _store(place, environment, question.timeout_s)
+        store = meeting_store(environment, question.timeout_s)
     except RuntimeError as error:
         reason = printable(str(error).partition("\n")[0])
         if place.rank == 0:
@@ -118,6 +118,22 @@ def check_up(
     return found.checkup(
         where, world_size=world_size, timeout_s=timeout_s, took_s=time.perf_counter() - began_s
     )
+
+
+def meeting_store(environment: Mapping[str, str], timeout_s: float) -> dist.Store:
+    """That of torchrun's agent, or one that rank 0 holds. It does not wait for others."""
+    place = _place(environment)
+    of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = TCPStore(
+        place.address,
+        place.port,
+        is_master=place.rank == 0 and not of_agent,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"gradweave doctor {attempt}", store)
 
 
 class _Found:
@@ -216,21 +232,6 @@ def _place(environment: Mapping[str, str]) -> Place:
         ) from None
     except ValueError as error:
         raise RequestError(f"RANK, WORLD_SIZE and MASTER_PORT must be numbers: {error}") from None
-
-
-def _store(place: Place, environment: Mapping[str, str], timeout_s: float) -> dist.Store:
-    """That of torchrun's agent, or one that rank 0 holds. It does not wait for others."""
-    of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = TCPStore(
-        place.address,
-        place.port,
-        is_master=place.rank == 0 and not of_agent,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
-    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"gradweave doctor {attempt}", store)
 
 
 def _versions() -> dict[str, str]:
