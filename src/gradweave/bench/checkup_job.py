@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from msgspec import Struct
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 import gradweave
@@ -114,7 +115,7 @@ def check_up(
     meeting.leave()
     if facts.rank != 0:
         return None
-    meeting.wait_until_left()
+    meeting.wait_until_left(but=found.lost.ranks if found.lost else ())
     return found.checkup(
         where, world_size=world_size, timeout_s=timeout_s, took_s=time.perf_counter() - began_s
     )
@@ -179,35 +180,46 @@ def _find_out(
     survey(meeting, found.facts, found.survey, token=token, timeout_s=timeout_s, advance=advance)
     if found.survey.unreached or len(meeting.ranks) == 1:
         return
-    problem = ""
+    own = _asked_gloo(meeting, store, found.survey, timeout_s)
+    everyone = meeting.gather("asking gloo", own, _FromGloo)
+    found.gloo_problem = next((one.problem for one in everyone.values() if one.problem), None)
+    if found.gloo_problem is None:
+        found.clock_offsets_s = {rank: one.clock_offset_s for rank, one in everyone.items()}
+        found.all_reduces = own.all_reduces
+
+
+class _FromGloo(Struct):
+    """What only a group of gloo's can tell, or why there is none."""
+
+    problem: str | None = None
+    clock_offset_s: float = 0.0
+    all_reduces: list[AllReduce] = []
+
+
+def _asked_gloo(meeting: Meeting, store: dist.Store, known: Survey, timeout_s: float) -> _FromGloo:
+    """Nothing but gloo's own messages: where one rank fails, all of them do."""
+    own = _FromGloo()
     try:
-        _ask_gloo(meeting, store, found, timeout_s)
-    except (RuntimeError, CollectiveError) as error:
-        problem = printable(str(error).partition("\n")[0])
-    problems = meeting.gather("asking gloo", problem, str)
-    found.gloo_problem = next((one for one in problems.values() if one), None)
-
-
-def _ask_gloo(meeting: Meeting, store: dist.Store, found: _Found, timeout_s: float) -> None:
-    """Clocks, and what all-reduces take."""
-    group = unlisted_gloo_group(
-        PrefixStore("gloo", store),
-        rank=meeting.ranks.index(meeting.rank),
-        ranks=len(meeting.ranks),
-        timeout=timedelta(seconds=timeout_s),
-    )
-    own_s = clock_offset_s(group, now_s=time.time)
-    found.clock_offsets_s = meeting.gather("comparing clocks", own_s, float)
-    communicator = Communicator(group)
-    for nbytes in _sizes(found.survey, len(meeting.ranks)):
-        (timing,) = time_collectives(
-            communicator,
-            operation="all-reduce",
-            algorithms=["native"],
-            nbytes=nbytes,
-            repeats=REPEATS,
+        group = unlisted_gloo_group(
+            PrefixStore("gloo", store),
+            rank=meeting.ranks.index(meeting.rank),
+            ranks=len(meeting.ranks),
+            timeout=timedelta(seconds=timeout_s),
         )
-        found.all_reduces.append(AllReduce(nbytes=nbytes, seconds=timing.median_s))
+        own.clock_offset_s = clock_offset_s(group, now_s=time.time)
+        communicator = Communicator(group)
+        for nbytes in _sizes(known, len(meeting.ranks)):
+            (timing,) = time_collectives(
+                communicator,
+                operation="all-reduce",
+                algorithms=["native"],
+                nbytes=nbytes,
+                repeats=REPEATS,
+            )
+            own.all_reduces.append(AllReduce(nbytes=nbytes, seconds=timing.median_s))
+    except (RuntimeError, CollectiveError) as error:
+        own.problem = printable(str(error).partition("\n")[0])
+    return own
 
 
 def _sizes(known: Survey, workers: int) -> list[int]:

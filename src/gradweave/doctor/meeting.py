@@ -55,10 +55,11 @@ class Meeting:
         """Say that nothing more is wanted of the store; the rank that holds it waits for that."""
         self._store.set(f"left/{self.rank}", "")
 
-    def wait_until_left(self) -> None:
+    def wait_until_left(self, *, but: Sequence[int] = ()) -> None:
         """Wait for the others a while, so that the store outlives what they ask of it."""
+        keys = [f"left/{rank}" for rank in self.ranks if rank not in but]
         try:
-            self._store.wait([f"left/{rank}" for rank in self.ranks], self._timeout)
+            self._store.wait(keys, self._timeout)
         except RuntimeError:
             return  # who is lost has been named
 
