@@ -181,7 +181,8 @@ def _find_out(
     if found.survey.unreached or len(meeting.ranks) == 1:
         return
     own = _asked_gloo(meeting, store, found.survey, timeout_s)
-    everyone = meeting.gather("asking gloo", own, _FromGloo)
+    # A rank that gloo has failed early waits for the others, whom it fails when time is up.
+    everyone = meeting.gather("asking gloo", own, _FromGloo, timeout_s=3 * timeout_s)
     found.gloo_problem = next((one.problem for one in everyone.values() if one.problem), None)
     if found.gloo_problem is None:
         found.clock_offsets_s = {rank: one.clock_offset_s for rank, one in everyone.items()}

@@ -34,13 +34,16 @@ class Meeting:
         self._store, self._timeout = store, timedelta(seconds=timeout_s)
         self._topics = 0
 
-    def gather(self, doing: str, value: Value, kind: type[Value]) -> dict[int, Value]:
+    def gather(
+        self, doing: str, value: Value, kind: type[Value], *, timeout_s: float | None = None
+    ) -> dict[int, Value]:
         """What every rank says; Lost if one of them does not. ``doing`` is for people."""
+        timeout = self._timeout if timeout_s is None else timedelta(seconds=timeout_s)
         self._topics += 1
         keys = [f"{self._topics}/{rank}" for rank in self.ranks]
         self._store.set(f"{self._topics}/{self.rank}", msgspec.json.encode(value).decode())
         try:
-            self._store.wait(keys, self._timeout)
+            self._store.wait(keys, timeout)
             texts = self._store.multi_get(keys)
         except RuntimeError as error:
             raise Lost(self._silent(keys), doing) from error
