@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"comm", "lab", "workloads"},
     {"step_hooks"},
     {"torch_internals", "session"},
-    {"advice"},
+    {"advice", "doctor"},
     {"simulation"},
     {"planning", "collectives"},
     {"presets"},

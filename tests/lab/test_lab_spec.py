@@ -125,6 +125,20 @@ def test_a_way_leads_through_node_and_rack_to_the_core():
     assert max(map(len, names)) <= 15  # the kernel's limit
 
 
+def test_second_interfaces_have_a_network_of_their_own():
+    spec = ClusterSpec(nodes=2, ranks_per_node=2, rate="1gbit", second_rate="100mbit")
+    layout = lay_out(spec)
+    assert layout.bridges == ("core", "node0", "node1", "second")
+    cables = [(one.rank, one.lower_name, one.address, one.bits_per_s) for one in layout.seconds]
+    assert cables[2:] == [(2, "eth1", "10.78.1.1", 10**8), (3, "eth1", "10.78.1.2", 10**8)]
+    assert [len(way) for way in layout.ways] == [2, 2, 2, 2, 1, 1, 1, 1]
+    assert [one.address for one in layout.ranks] == [spec.address_of(rank) for rank in range(4)]
+    names = [one.upper_name for one in lay_out(ClusterSpec(nodes=254, second_rate="1gbit")).seconds]
+    assert max(map(len, names)) <= 15
+    with pytest.raises(RequestError, match="second_rate must be between"):
+        ClusterSpec(nodes=2, second_rate="99gbit")
+
+
 @pytest.mark.parametrize("bits_per_s", [10**5, 10**8, 10**9, 32 * 10**9])
 def test_a_bucket_takes_whole_packets(bits_per_s):
     bucket = token_bucket(bits_per_s)

@@ -6,7 +6,18 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gradweave.cli import advise, bench, calibrate, demo, lab, plan, record, report, simulate
+from gradweave.cli import (
+    advise,
+    bench,
+    calibrate,
+    demo,
+    doctor,
+    lab,
+    plan,
+    record,
+    report,
+    simulate,
+)
 from gradweave.errors import GradweaveError
 
 VERBS = {
@@ -14,6 +25,7 @@ VERBS = {
     "bench": bench,
     "calibrate": calibrate,
     "demo": demo,
+    "doctor": doctor,
     "lab": lab,
     "plan": plan,
     "record": record,

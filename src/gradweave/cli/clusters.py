@@ -55,6 +55,12 @@ def add_link_arguments(where: argparse._ActionsContainer) -> None:
         "--delay", metavar="T", help="from node to node, one way, such as 0.2ms (needs netem)"
     )
     where.add_argument(
+        "--second-rate",
+        metavar="X",
+        help="of a second interface, eth1, that each rank gets on a network of its own (default: "
+        "there is none)",
+    )
+    where.add_argument(
         "--loopback", action="store_true", help="run without namespaces, and without any shaping"
     )
 
@@ -68,6 +74,7 @@ def asked_cluster(options: argparse.Namespace, nodes: int) -> ClusterSpec:
         racks=options.racks,
         uplink_rate=options.uplink_rate,
         delay=options.delay,
+        second_rate=options.second_rate,
     )
 
 
@@ -79,7 +86,7 @@ def check_under_torchrun(options: argparse.Namespace) -> None:
     """That there is a group to measure in, and no option that only an emulated cluster knows."""
     if "RANK" not in os.environ:
         raise RequestError("--nodes is missing; give it, or start this by torchrun -m gradweave")
-    for name in ("rate", "local_rate", "uplink_rate", "delay"):
+    for name in ("rate", "local_rate", "uplink_rate", "delay", "second_rate"):
         if getattr(options, name) is not None:
             raise RequestError(
                 f"--{name.replace('_', '-')} shapes an emulated cluster; give --nodes"

@@ -34,6 +34,11 @@ TEXT_COLUMNS = frozenset(
         "way",
         "changes in results",
         "switched on by",
+        "host",
+        "interface",
+        "address",
+        "could also use",
+        "from",
     }
 )
 

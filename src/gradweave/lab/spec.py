@@ -13,7 +13,7 @@ MAX_NODES = MAX_RANKS_PER_NODE = 254  # one byte of an address each
 MIN_BITS_PER_S, MAX_BITS_PER_S = 100_000, 32 * 10**9
 MAX_DELAY_S = 10.0
 
-INTERFACE = "eth0"
+INTERFACE, SECOND_INTERFACE = "eth0", "eth1"
 PREFIX_BITS = 16
 FIRST_PORT = 29500  # torchrun's
 
@@ -28,6 +28,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     racks: int = 1
     uplink_rate: str | None = None  # of a rack's link to the core
     delay: str | None = None  # from node to node, one way
+    second_rate: str | None = None  # of each rank's second interface; None: it has none
 
     def __post_init__(self) -> None:
         for field, most in (("nodes", MAX_NODES), ("ranks_per_node", MAX_RANKS_PER_NODE)):
@@ -40,7 +41,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise RequestError(
                 f"uplink_rate {self.uplink_rate} needs at least two racks, got racks=1"
             )
-        for field in ("rate", "local_rate", "uplink_rate"):
+        for field in ("rate", "local_rate", "uplink_rate", "second_rate"):
             if getattr(self, field) is not None:
                 checked_rate(getattr(self, field), field)
         if self.delay is not None and not 0 <= parse_duration(self.delay) <= MAX_DELAY_S:
@@ -62,6 +63,10 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def address_of(self, rank: int) -> str:
         return f"10.77.{self.node_of(rank)}.{rank % self.ranks_per_node + 1}"
+
+    def second_address_of(self, rank: int) -> str:
+        """On a network of its own, as a management network beside a fast one."""
+        return self.address_of(rank).replace("10.77.", "10.78.", 1)
 
     def ranks_of(self, node: int) -> range:
         if not 0 <= node < self.nodes:

@@ -119,9 +119,8 @@ class Wiring:
         self._ipr.link("add", ifname=cable.upper_name, kind="veth", peer=peer)
         with self._netlink(network) as ipr:
             index = _index(ipr, cable.lower_name)
-            if cable.rank is not None:
-                address = self._spec.address_of(cable.rank)
-                ipr.addr("add", index=index, address=address, prefixlen=PREFIX_BITS)
+            if cable.address is not None:
+                ipr.addr("add", index=index, address=cable.address, prefixlen=PREFIX_BITS)
             if cable.lower_bridge is not None:
                 ipr.link("set", index=index, master=_index(ipr, cable.lower_bridge))
             ipr.link("set", index=index, state="up")

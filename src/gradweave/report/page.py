@@ -4,12 +4,9 @@ The charts are drawn here, by Vega-Lite; timelines, plans and what-if in the bro
 in assets/. A content security policy in the page forbids every request and every other script.
 """
 
-import base64
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.resources import files as package_files
 from typing import Any
 
 import jinja2
@@ -24,6 +21,7 @@ from gradweave.report import charts, training_charts
 from gradweave.report.document import WIRES, document
 from gradweave.report.drawing import NARROW, WIDE
 from gradweave.report.folders import Folder
+from gradweave.report.inline import asset, policy_hash
 from gradweave.report.pricing import Price, known_price
 from gradweave.report.runtimes import explained, glossary, is_lossy, rows_in_order
 from gradweave.report.sentences import about, about_lossy, counted, headline, milliseconds
@@ -52,11 +50,11 @@ class Chart(Struct, frozen=True, kw_only=True):
 
 
 def make_page(folders: Sequence[Folder]) -> str:
-    style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
+    style, script = asset("page.css"), "\n".join(asset(name) for name in SCRIPTS)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     runs = [_run(folder) for folder in folders]
     names = [row.runtime for folder in folders for row in rows_in_order(folder.run)]
-    return environment.from_string(_asset("page.html")).render(
+    return environment.from_string(asset("page.html")).render(
         runs=runs,
         compared=_compared(folders),
         wires=list(WIRES),
@@ -64,18 +62,9 @@ def make_page(folders: Sequence[Folder]) -> str:
         data=_embedded(document(folders)),
         style=Markup(style),  # noqa: S704 our own file
         script=Markup(script),  # noqa: S704 our own files
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style_hash=policy_hash(style),
+        script_hash=policy_hash(script),
     )
-
-
-def _asset(name: str) -> str:
-    return (package_files(__package__) / "assets" / name).read_text("utf-8")
-
-
-def _hash(text: str) -> str:
-    """How a content security policy names a text that may stand in the page."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _embedded(value: Any) -> Markup:

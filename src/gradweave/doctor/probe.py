@@ -1,0 +1,189 @@
+"""Plain TCP messages between ranks: each is answered when all of it has come.
+
+Not gloo's: a group needs every rank to reach every other, and which do not is what we want to know.
+"""
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
+from typing import Self
+
+from msgspec import Struct
+
+_HEADER_BYTES = 8
+_PIECE = memoryview(bytes(2**20))
+TOKEN_BYTES = 16
+
+FIRST_BYTES = 16 * 2**10
+LARGEST_BYTES = 64 * 2**20
+# Long enough for bursts that switches and shapers let pass, and for a core that was elsewhere.
+WANTED_S = 0.06
+ENOUGH_S = 0.03
+MOST_PAIR_S = 2.0
+PINGS = 20
+LEAST_PINGS = 3
+PINGING_S = 0.05
+# While all send at once: for so long, in messages of such a length.
+TOGETHER_S = 0.12
+CHUNK_S = 0.03
+
+
+class Unanswered(Exception):
+    """A rank could not be reached, or a message to it was not answered."""
+
+
+class Reading(Struct, frozen=True):
+    round_trip_s: float
+    bytes_per_s: float
+
+
+class Listener:
+    """Answers messages in threads of its own until it is closed."""
+
+    def __init__(self, address: str, *, rank: int, token: bytes) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._server = socket.create_server((address, 0), family=family, backlog=1024)
+        self.port: int = self._server.getsockname()[1]
+        self._greeting = rank.to_bytes(_HEADER_BYTES, "big")
+        self._token = token
+        self._peers: list[socket.socket] = []
+        Thread(target=self._accept, name="gradweave listener", daemon=True).start()
+
+    def close(self) -> None:
+        for end in (self._server, *self._peers):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # wakes whoever waits there
+            end.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                peer, _ = self._server.accept()
+                self._peers.append(peer)
+                Thread(target=self._answer, args=(peer,), daemon=True).start()
+
+    def _answer(self, peer: socket.socket) -> None:
+        piece = memoryview(bytearray(len(_PIECE)))
+        with suppress(OSError), peer:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not _read(peer, piece[:TOKEN_BYTES]) or piece[:TOKEN_BYTES] != self._token:
+                return
+            peer.sendall(self._greeting)
+            while _read(peer, piece[:_HEADER_BYTES]):
+                left = int.from_bytes(piece[:_HEADER_BYTES], "big")
+                while left:
+                    if not (got := peer.recv_into(piece[: min(left, len(piece))])):
+                        return
+                    left -= got
+                peer.sendall(b".")
+
+
+class Line:
+    """A connection to another rank's listener."""
+
+    def __init__(
+        self, address: str, port: int, *, rank: int, token: bytes, timeout_s: float
+    ) -> None:
+        self._timeout_s = timeout_s
+        try:
+            self._socket = socket.create_connection((address, port), timeout=timeout_s)
+        except OSError as error:
+            raise Unanswered(self._reason(error)) from error
+        try:
+            greeted_by = self._greeted_by(token)
+        except OSError as error:
+            self.close()
+            raise Unanswered(self._reason(error)) from error
+        if greeted_by != rank:
+            self.close()
+            raise Unanswered(f"somebody else than rank {rank} listens there")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, nbytes: int) -> float:
+        """Return how long it took until the other side had it all, and said so."""
+        answer = memoryview(bytearray(1))
+        began_s = time.perf_counter()
+        try:
+            self._socket.sendall(nbytes.to_bytes(_HEADER_BYTES, "big"))
+            for begin in range(0, nbytes, len(_PIECE)):
+                self._socket.sendall(_PIECE[: nbytes - begin])
+            is_answered = _read(self._socket, answer)
+        except OSError as error:
+            raise Unanswered(f"{self._reason(error)} while {nbytes:,} bytes were sent") from error
+        if not is_answered:
+            raise Unanswered(f"it closed the connection while {nbytes:,} bytes were sent")
+        return time.perf_counter() - began_s
+
+    def _greeted_by(self, token: bytes) -> int | None:
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.sendall(token)
+        greeting = memoryview(bytearray(_HEADER_BYTES))
+        return int.from_bytes(greeting, "big") if _read(self._socket, greeting) else None
+
+    def _reason(self, error: OSError) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self._timeout_s:g} s"
+        return (error.strerror or str(error)).lower()
+
+
+def read_alone(line: Line, *, now_s: Callable[[], float] = time.perf_counter) -> Reading:
+    """A round trip, the fastest of some; then messages that grow until one takes long enough."""
+    began_s = now_s()
+    line.send(0)
+    trips_s = []
+    while len(trips_s) < PINGS and (len(trips_s) < LEAST_PINGS or now_s() - began_s < PINGING_S):
+        trips_s.append(line.send(0))
+    round_trip_s = min(trips_s)
+    nbytes = FIRST_BYTES
+    while True:
+        taken_s = line.send(nbytes)
+        moving_s = _moving_s(taken_s, round_trip_s)
+        is_long = moving_s >= ENOUGH_S or now_s() - began_s > MOST_PAIR_S
+        if is_long or nbytes == LARGEST_BYTES:
+            return Reading(round_trip_s, nbytes / moving_s)
+        # By a factor of eight at most: what passes at once in a burst says little of the rest.
+        wanted_bytes = max(2 * nbytes, round(nbytes * WANTED_S / moving_s))
+        nbytes = min(LARGEST_BYTES, 8 * nbytes, wanted_bytes)
+
+
+def read_together(
+    line: Line,
+    *,
+    round_trip_s: float,
+    expected_bytes_per_s: float,
+    now_s: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Bytes per second of messages that follow each other, while others send too."""
+    chunk_bytes = min(LARGEST_BYTES, max(FIRST_BYTES, round(expected_bytes_per_s * CHUNK_S)))
+    began_s = now_s()
+    moving_s = 0.0
+    sent_bytes = 0
+    while now_s() - began_s < TOGETHER_S:
+        taken_s = line.send(chunk_bytes)
+        moving_s += _moving_s(taken_s, round_trip_s)
+        sent_bytes += chunk_bytes
+    return sent_bytes / moving_s
+
+
+def _moving_s(taken_s: float, round_trip_s: float) -> float:
+    """Without the way of its first byte and of the answer; never less than nothing, by chance."""
+    return max(taken_s - round_trip_s, 0.1 * taken_s)
+
+
+def _read(end: socket.socket, into: memoryview) -> bool:
+    """Whether all of it has come; False when the other side has closed."""
+    while into:
+        if not (got := end.recv_into(into)):
+            return False
+        into = into[got:]
+    return True

@@ -1,0 +1,32 @@
+"""A checkup as one page, what is wrong first: nothing in it is loaded, and nothing runs."""
+
+import jinja2
+from markupsafe import Markup
+
+from gradweave.doctor import Diagnosis
+from gradweave.doctor.price import sentences
+from gradweave.doctor.tables import matrices, rank_columns
+from gradweave.report.inline import asset, policy_hash
+
+
+def make_checkup_page(diagnosis: Diagnosis) -> str:
+    style = f"{asset('page.css')}\n{asset('checkup.css')}"
+    columns = rank_columns(diagnosis.checkup)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(asset("checkup.html")).render(
+        summary=diagnosis.summary,
+        headline=_headline(len(diagnosis.findings)),
+        findings=diagnosis.findings,
+        price=sentences(diagnosis.price) if diagnosis.price else (),
+        matrices=matrices(diagnosis.checkup),
+        columns=list(columns),
+        rows=list(zip(*columns.values(), strict=True)),
+        style=Markup(style),  # noqa: S704 our own files
+        style_hash=policy_hash(style),
+    )
+
+
+def _headline(findings: int) -> str:
+    if not findings:
+        return "Nothing found: these hosts look ready for training."
+    return f"{findings} thing{'s' * (findings > 1)} to look at before training."
