@@ -3,7 +3,9 @@
     from gradweave import DistributedDataParallel as DDP
     model = DDP(model)
 
-``gradweave.hooks`` has communication hooks for torch's own wrapper. What needs torch is imported when it is first asked for: everything else starts at once without it.
+``gradweave.hooks`` has communication hooks for torch's own wrapper.
+
+What needs torch is imported when it is first asked for: everything else starts at once without it.
 """
 
 from importlib import import_module

@@ -26,7 +26,7 @@ from gradweave.costs import (
 from gradweave.costs.sparse import selection
 from gradweave.errors import RequestError, UnknownCost
 from gradweave.travel import Travel, parse_travel
-from gradweave.vocabulary import Beside, Operation, parse_spec, time_text
+from gradweave.vocabulary import Beside, Operation, parse_spec, size_text, time_text
 
 
 class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +93,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             counts = ", ".join(str(count) for count in self.known_workers)
             known.append(f"{', '.join(names)} with {counts} workers")
         if self.links is not None:
-            known.append(f"links of {' and '.join(map(_link_text, self.links.levels))}")
+            known.append(f"links of {', '.join(map(_link_text, self.links.levels))}")
         return "; ".join(known)
 
     def rows(self) -> list[dict[str, object]]:
@@ -329,8 +329,9 @@ def _numbers(startup_s: float | None, s_per_byte: float | None) -> dict[str, obj
 
 
 def _link_text(level: Level) -> str:
-    rate = "any rate" if not level.link.s_per_byte else f"{1e-6 / level.link.s_per_byte:,.0f} MB/s"
-    return f"{time_text(level.link.latency_s)}, {rate}"
+    link = level.link
+    rate = f"{size_text(1 / link.s_per_byte)}/s" if link.s_per_byte else "any rate"
+    return f"{time_text(link.latency_s)} and {rate}"
 
 
 def _what(operation: str, collective: str) -> str:

@@ -1,4 +1,4 @@
-"""The vocabulary: names that files, tables and the command line share; how text is read, and made."""
+"""The vocabulary: names that files, tables and the command line share; how text is read, made."""
 
 import re
 from collections.abc import Iterable
@@ -54,8 +54,9 @@ def alternatives(name: str, known: Iterable[str], *, listed: str = "there are") 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The one that is spelt almost like it."""
+    spelt = {one.lower(): one for one in known}
     # Nobody misspells a name by writing hundreds of letters.
-    return next(iter(get_close_matches(name[:80].lower(), list(known), n=1)), None)
+    return next((spelt[one] for one in get_close_matches(name[:80].lower(), spelt, n=1)), None)
 
 
 def _sentence(text: str) -> str:
