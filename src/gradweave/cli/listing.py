@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 
 from gradweave import collectives
-from gradweave.bench.training import runtime_names
 from gradweave.cli.parser import told
 from gradweave.cli.tables import print_json, print_table
 from gradweave.compression import COMPRESSION_SUMMARIES
@@ -58,8 +57,8 @@ def _networks() -> Names:
 
 def _planners() -> Names:
     for name, planner in PLANNERS.items():
-        also = "" if planner.example is None else f"; also {name}:{planner.example}"
-        yield name, f"{planner_summary(name)}{also}"
+        example = "" if planner.example is None else f" ({name}:{planner.example})"
+        yield name, f"{planner_summary(name)}{example}"
 
 
 def _collectives() -> Names:
@@ -72,8 +71,7 @@ def _compressions() -> Names:
 
 
 def _runtimes() -> Names:
-    for name in runtime_names():
-        yield name, RUNTIMES[name]
+    yield from RUNTIMES.items()
 
 
 # What takes them, and how they are found.

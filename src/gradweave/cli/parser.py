@@ -24,7 +24,9 @@ class Parser(argparse.ArgumentParser):
     def add_verbs(self, modules: Mapping[str, ModuleType], *, dest: str, noun: str) -> None:
         """One for each module, whose docstring is its help: the first line, and then the rest."""
         self.noun = noun
-        verbs = self.add_subparsers(dest=dest, required=True, metavar=noun.upper())
+        verbs = self.add_subparsers(
+            title=f"{noun}s", dest=dest, required=True, metavar=noun.upper()
+        )
         for name, module in modules.items():
             explained = (module.__doc__ or "").strip()
             summary = explained.partition("\n")[0].replace("%", "%%")
