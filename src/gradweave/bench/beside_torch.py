@@ -18,6 +18,7 @@ from gradweave.bench.training import (
     TrainingAnswer,
     TrainingQuestion,
     ask_for_times,
+    on_cluster,
     times_s,
 )
 from gradweave.costs import FREE
@@ -68,7 +69,7 @@ def train_beside_torch(
         repeats=settings.repeats,
         with_timelines=False,
     )
-    answers = ask_for_times(cluster, question, advance)
+    answers = ask_for_times(on_cluster(cluster), question, advance)
     planned = next(one for one in answers if one.prediction is not None)
     assert planned.prediction is not None
     _check(answers)
