@@ -26,7 +26,7 @@ TIMEOUT = "30s"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cluster_arguments(parser, under_torchrun=True)
+    add_cluster_arguments(parser)
     parser.add_argument(
         "--timeout",
         type=_timeout_s,
