@@ -17,7 +17,7 @@ RoundingName = Literal["bf16", "fp16", "int8"]
 ROUNDING_NAMES: tuple[RoundingName, ...] = get_args(RoundingName)
 
 # Each in one line, for people.
-COMPRESSION_SUMMARIES: Mapping[ExchangeName | RoundingName, str] = {
+COMPRESSION_SUMMARIES: Mapping[str, str] = {
     "bf16": "every element rounded to bfloat16; sums are made in float32",
     "fp16": "every element rounded to float16; sums are made in float32",
     "int8": "every element rounded to 8 bits; what that drops is added to the next gradient",

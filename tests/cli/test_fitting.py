@@ -154,7 +154,6 @@ def print_results():
 
 def print_calibration():
     sizes = tuple(1024 * 8**power for power in range(6))
-    measured_s = tuple(1e-3 + size * 1.1e-8 for size in sizes)
     calibrate._print(
         Network(
             name="lab-4x1-1gbit",
@@ -165,10 +164,12 @@ def print_calibration():
                     collective=collective,
                     workers=4,
                     beside=beside,
-                    cost=Curve(nbytes=sizes, measured_s=measured_s),
+                    cost=Curve(
+                        nbytes=sizes, measured_s=tuple(1e-3 + size * s_per_byte for size in sizes)
+                    ),
                     latency_s=0.00123,
                 )
-                for collective in ("native", "recursive-doubling")
+                for collective, s_per_byte in (("native", 1.1e-8), ("recursive-doubling", 2.2e-8))
                 for beside in ("nothing", "compute")
             ),
             links=Links(levels=(Level(members=None, link=Link(latency_s=1e-4, s_per_byte=8e-9)),)),
@@ -198,6 +199,11 @@ TABLES = {
 }
 
 
+def texts(out):
+    """Without what lies between columns and between lines."""
+    return re.sub(r"[\s│]", "", "".join(line for line in out.splitlines() if "│" in line))
+
+
 def drawn(out):
     return [line for line in out.splitlines() if line[:1] in "│┃┏┡└"]
 
@@ -218,6 +224,14 @@ def test_tables_of_every_verb_in_a_narrow_terminal(capsys, monkeypatch, verb):
         assert max(map(len, drawn(wide))) > NARROW, "this case shows nothing"
     assert max(map(len, drawn(narrow))) <= NARROW
     assert numbers(narrow) >= numbers(wide)
+
+
+def test_long_texts_are_folded_and_whole(capsys, monkeypatch):
+    """Code is to be copied: of a word that is too long nothing may be left out."""
+    monkeypatch.setenv("COLUMNS", str(NARROW))
+    code = "optimizer = torch.optim.Adam(model.parameters(), lr=0.001, betas=(0.9, 0.999))"
+    tables.print_table("ways", {"way": ["sharded"], "switched on by": [code]})
+    assert "".join(code.split()) in texts(capsys.readouterr().out)
 
 
 def test_columns_that_are_constant_stand_below_the_title(capsys, monkeypatch):

@@ -9,7 +9,7 @@ from gradweave.sparse.settings import settings_of
 def test_the_density_needs_no_name():
     assert GTopK(0.001) == GTopK(density=0.001)
     assert TopK(0.01, momentum=0.5) == TopK(density=0.01, momentum=0.5)
-    densities = Densities(final=0.01)
+    densities = Densities(steps_each=3)
     assert GTopK(densities).density == densities
     with pytest.raises(TypeError, match="takes from 1 to 2 positional arguments"):
         GTopK(0.001, "gtopk")

@@ -63,15 +63,20 @@ class Ranks:
 def in_default_group(lead: Callable[[Ranks], Found]) -> Found | None:
     """What ``lead`` returns on rank 0; the other ranks do what it asks of them."""
     with default_group() as group:
-        place = _place(group)
-        if group.rank() != 0:
-            _follow(group)
-            return None
-        ranks = Ranks(group, place)
-        try:
-            return lead(ranks)
-        finally:
-            ranks.dismiss()
+        return led(group, lead)
+
+
+def led(group: dist.ProcessGroup, lead: Callable[[Ranks], Found]) -> Found | None:
+    """The same in another group, whose messages all ranks send at once, too."""
+    place = _place(group)
+    if group.rank() != 0:
+        _follow(group)
+        return None
+    ranks = Ranks(group, place)
+    try:
+        return lead(ranks)
+    finally:
+        ranks.dismiss()
 
 
 def _follow(group: dist.ProcessGroup) -> None:

@@ -67,7 +67,7 @@ def _draw(placed: Sequence[Placed], space: int) -> None:
     table = Table()
     for column, width in placed:
         side: JustifyMethod = "right" if column.kind == "number" else "left"
-        table.add_column(Text(column.name), justify=side, width=width)
+        table.add_column(Text(column.name), justify=side, width=width, overflow="fold")
     for row in zip(*(one.cells for one in placed), strict=True):
         table.add_row(*(Text(cell) for cell in row))  # names are text, never markup
     # What does not fit even so, the terminal folds; rich would cut it.
