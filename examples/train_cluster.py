@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wrapper", choices=["gradweave", "torch"], default="gradweave")
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--run", default="runs/mine", metavar="DIR", help="where to keep the run")
+    parser.add_argument("--output", default="runs/mine", metavar="DIR", help="of the run")
     options = parser.parse_args()
     dist.init_process_group()
     train(options)
@@ -46,7 +46,7 @@ def train(options: argparse.Namespace) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    watched.save_run(options.run, losses=losses)  # on every rank; rank 0 writes
+    watched.save_run(options.output, losses=losses)  # on every rank; rank 0 writes
     if rank == 0:
         print(f"{world} ranks, loss {losses[0]:.3f} at first, {losses[-1]:.3f} at the end")
         print(watched.metrics() if options.wrapper == "torch" else watched.explain())

@@ -187,7 +187,7 @@ def test_the_doctor_looks_at_both_machines(said):
 @in_the_lab
 @pytest.mark.parametrize("run", ["mine", "static"])
 def test_both_ways_train_one_world_over_the_links(said, nodes, run):
-    answer = answer_to(said, f"--run runs/{run}\n")
+    answer = answer_to(said, f"--output runs/{run}\n")
     assert f"{NODES} ranks, loss 2." in answer[0]
     assert "\nMeasured: " in answer[0]
     assert "ranks, loss" not in answer[1]
