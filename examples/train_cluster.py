@@ -1,7 +1,7 @@
 """Train a small CNN on several machines, say what was found, and keep the run for a page.
 
 torchrun --nnodes=2 … examples/train_cluster.py          (docs/cluster.md has the whole line)
-gradweave lab --nodes 2 --rate 1gbit -- python examples/train_cluster.py [--wrapper torch]
+gradweave lab --nodes 2 --rate 200mbit -- python examples/train_cluster.py [--wrapper torch]
 gradweave report runs/mine
 """
 
@@ -31,13 +31,13 @@ def main() -> None:
 def train(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     if options.wrapper == "gradweave":
-        model = watched = gradweave.DistributedDataParallel(SmallCNN(width=32), timeline=True)
+        model = watched = gradweave.DistributedDataParallel(SmallCNN(), timeline=True)
     else:
-        model = TorchDDP(SmallCNN(width=32))
+        model = TorchDDP(SmallCNN())
         watched = gradweave.watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     images, rank, world = fashion_mnist_subset(train=True), dist.get_rank(), dist.get_world_size()
-    batches = Batches(examples=len(images), batch_size=16, world=world, rank=rank)
+    batches = Batches(examples=len(images), batch_size=64, world=world, rank=rank)
     losses = []
     for step in range(options.steps):
         batch = images.take(batches.indices(step))
