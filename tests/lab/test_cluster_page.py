@@ -141,7 +141,7 @@ class Nodes:
             once_per_node=True,
         )
         result = job.wait(LIMIT_S)
-        assert result.exit_code == 0, "\n".join([*scripts.values(), *everything[-60:]])
+        assert result.exit_code == 0, "\n".join([*scripts.values(), *everything[-200:]])
 
 
 @pytest.fixture(scope="module")
