@@ -1,7 +1,7 @@
 """Train a small CNN on several machines, say what was found, and keep the run for a page.
 
 torchrun --nnodes=2 … examples/train_cluster.py          (docs/cluster.md has the whole line)
-gradweave lab --nodes 2 --rate 1gbit -- python examples/train_cluster.py [--wrapper torch]
+gradweave lab --nodes 2 --rate 200mbit -- python examples/train_cluster.py [--wrapper torch]
 gradweave report runs/mine
 """
 
@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wrapper", choices=["gradweave", "torch"], default="gradweave")
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--run", default="runs/mine", metavar="DIR", help="where to keep the run")
+    parser.add_argument("--output", default="runs/mine", metavar="DIR", help="of the run")
     options = parser.parse_args()
     dist.init_process_group()
     train(options)
@@ -31,13 +31,13 @@ def main() -> None:
 def train(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     if options.wrapper == "gradweave":
-        model = watched = gradweave.DistributedDataParallel(SmallCNN(width=32), timeline=True)
+        model = watched = gradweave.DistributedDataParallel(SmallCNN(), timeline=True)
     else:
-        model = TorchDDP(SmallCNN(width=32))
+        model = TorchDDP(SmallCNN())
         watched = gradweave.watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     images, rank, world = fashion_mnist_subset(train=True), dist.get_rank(), dist.get_world_size()
-    batches = Batches(examples=len(images), batch_size=16, world=world, rank=rank)
+    batches = Batches(examples=len(images), batch_size=64, world=world, rank=rank)
     losses = []
     for step in range(options.steps):
         batch = images.take(batches.indices(step))
@@ -46,7 +46,7 @@ def train(options: argparse.Namespace) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    watched.save_run(options.run, losses=losses)  # on every rank; rank 0 writes
+    watched.save_run(options.output, losses=losses)  # on every rank; rank 0 writes
     if rank == 0:
         print(f"{world} ranks, loss {losses[0]:.3f} at first, {losses[-1]:.3f} at the end")
         print(watched.metrics() if options.wrapper == "torch" else watched.explain())

@@ -49,7 +49,7 @@ def test_a_training(script, arguments, first_loss):
 def test_a_training_that_leaves_a_run(wrapper, said, tmp_path, capsys):
     """Seconds: two ranks import torch; then the page."""
     run, page, trace = tmp_path / "mine", tmp_path / "report.html", tmp_path / "perfetto.json"
-    arguments = ["--wrapper", wrapper, "--steps", "80", "--run", str(run)]
+    arguments = ["--wrapper", wrapper, "--steps", "80", "--output", str(run)]
     done = torchrun("train_cluster.py", *arguments)
     assert "2 ranks, loss 2." in done.stdout
     assert said in done.stdout

@@ -141,13 +141,13 @@ class Nodes:
             once_per_node=True,
         )
         result = job.wait(LIMIT_S)
-        assert result.exit_code == 0, "\n".join([*scripts.values(), *everything[-60:]])
+        assert result.exit_code == 0, "\n".join([*scripts.values(), *everything[-200:]])
 
 
 @pytest.fixture(scope="module")
 def nodes(namespaces, tmp_path_factory):
     checkout = make_checkout(tmp_path_factory.mktemp("checkout"))
-    with chdir(checkout), Cluster(ClusterSpec(nodes=NODES, rate="1gbit")) as cluster:
+    with chdir(checkout), Cluster(ClusterSpec(nodes=NODES, rate="200mbit")) as cluster:
         yield Nodes(cluster, checkout)
 
 
@@ -187,7 +187,7 @@ def test_the_doctor_looks_at_both_machines(said):
 @in_the_lab
 @pytest.mark.parametrize("run", ["mine", "static"])
 def test_both_ways_train_one_world_over_the_links(said, nodes, run):
-    answer = answer_to(said, f"--run runs/{run}\n")
+    answer = answer_to(said, f"--output runs/{run}\n")
     assert f"{NODES} ranks, loss 2." in answer[0]
     assert "\nMeasured: " in answer[0]
     assert "ranks, loss" not in answer[1]
@@ -197,9 +197,9 @@ def test_both_ways_train_one_world_over_the_links(said, nodes, run):
 
 @in_the_lab
 def test_gradients_took_the_interface_that_was_set(said, nodes):
-    """Each of the trainings sends megabytes in each of its steps."""
+    """Each of the trainings sends nearly a megabyte in each of its steps."""
     trainings = sum(text.count("examples/train_cluster.py") for text in said)
-    assert min(nodes.cluster.sent_bytes().by_node) > trainings * 10**8
+    assert min(nodes.cluster.sent_bytes().by_node) > trainings * 5 * 10**7
 
 
 @in_the_lab
