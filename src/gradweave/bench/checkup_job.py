@@ -250,7 +250,7 @@ def _place(environment: Mapping[str, str]) -> Place:
 def _versions() -> dict[str, str]:
     found = {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "gradweave": gradweave.__version__,
     }
     if torch.version.cuda is not None and torch.cuda.is_available():
