@@ -95,7 +95,7 @@ def _matrix(
 
     def cell(sender: Host, receiver: Host) -> Cell:
         pair = _pair(sender, receiver)
-        if pair not in numbers:
+        if pair is None or pair not in numbers:
             return Cell("")
         level = None if sender is receiver else round((LEVELS - 1) * share(numbers[pair], between))
         return Cell(write(numbers[pair]), level)
