@@ -18,7 +18,7 @@ def interface(name: str, address: str, **changes) -> Interface:
 LOOPBACK = interface("lo", "127.0.0.1/8")
 
 
-def rank_facts(rank: int, host: int, **changes) -> RankFacts:
+def rank_facts(rank: int, host: int, /, **changes) -> RankFacts:
     address = f"10.77.{host}.{rank + 1}"
     return RankFacts(
         **{

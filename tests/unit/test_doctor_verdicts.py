@@ -322,7 +322,7 @@ def test_torchs_wrapper_is_priced_by_what_all_reduces_took():
     assert diagnose(checkup(4)).price is None
 
 
-@pytest.mark.parametrize(("fast", "slow"), product((1e6, 1e9, 1e11), (0.1, 0.4)))
+@pytest.mark.parametrize(("fast", "slow"), [*product((1e6, 1e9, 1e11), (0.1, 0.4))])
 def test_only_shares_count_never_speeds(fast, slow):
     finding = only(checkup(4, alone=lambda a, b: fast * (slow if 3 in (a, b) else 1)))
     assert (finding.kind, finding.ranks) == ("slow-host", (3,))

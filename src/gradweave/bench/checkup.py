@@ -1,12 +1,14 @@
 """Looking over an emulated cluster, from the outside."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from gradweave.bench.jobs import ask
 from gradweave.doctor import Checkup
+from gradweave.errors import RequestError
 from gradweave.lab import Cluster
 
 
@@ -18,6 +20,35 @@ class CheckupAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something has been measured, or all of it."""
 
     checkup: Checkup | None = None
+
+
+class Place(NamedTuple):
+    """Where this rank is in its job, as launchers say it."""
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
+def place_in(environment: Mapping[str, str]) -> Place:
+    """RequestError where the launcher has not said enough."""
+    try:
+        return Place(
+            rank=int(environment["RANK"]),
+            world_size=int(environment["WORLD_SIZE"]),
+            address=environment["MASTER_ADDR"],
+            port=int(environment["MASTER_PORT"]),
+        )
+    except KeyError as error:
+        raise RequestError(
+            f"{error.args[0]} is not set; start this by torchrun -m gradweave doctor"
+        ) from None
+    except ValueError as error:
+        raise RequestError(f"RANK, WORLD_SIZE and MASTER_PORT must be numbers: {error}") from None
 
 
 def check_cluster(

@@ -11,15 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from msgspec import Struct
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 import gradweave
-from gradweave.bench.checkup import CheckupAnswer, CheckupQuestion
+from gradweave.bench.checkup import CheckupAnswer, CheckupQuestion, place_in
 from gradweave.bench.jobs import answer, asked
 from gradweave.comm import Communicator
 from gradweave.doctor.checkup import AllReduce, Checkup, RankFacts
@@ -40,18 +38,6 @@ SIZE_FACTOR = 8
 REPEATS = 3
 
 
-class Place(NamedTuple):
-    """Where this rank is in its job, as launchers say it."""
-
-    rank: int
-    world_size: int
-    address: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.address}:{self.port}"
-
-
 def in_environment(
     question: CheckupQuestion,
     environment: Mapping[str, str],
@@ -59,7 +45,7 @@ def in_environment(
     advance: Callable[[], None] = lambda: None,
 ) -> Checkup | None:
     """With the ranks that the environment describes; rank 0 has the answer."""
-    place = _place(environment)
+    place = place_in(environment)
     facts = rank_facts(
         environment, rank=place.rank, threads=torch.get_num_threads(), versions=_versions()
     )
@@ -87,7 +73,7 @@ def in_environment(
 
 
 def check_up(
-    store: dist.Store,
+    store: Store,
     facts: RankFacts,
     *,
     world_size: int,
@@ -121,9 +107,9 @@ def check_up(
     )
 
 
-def meeting_store(environment: Mapping[str, str], timeout_s: float) -> dist.Store:
+def meeting_store(environment: Mapping[str, str], timeout_s: float) -> Store:
     """That of torchrun's agent, or one that rank 0 holds. It does not wait for others."""
-    place = _place(environment)
+    place = place_in(environment)
     of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = TCPStore(
         place.address,
@@ -169,7 +155,7 @@ class _Found:
 
 def _find_out(
     meeting: Meeting,
-    store: dist.Store,
+    store: Store,
     found: _Found,
     timeout_s: float,
     advance: Callable[[], None],
@@ -197,7 +183,7 @@ class _FromGloo(Struct):
     all_reduces: list[AllReduce] = []
 
 
-def _asked_gloo(meeting: Meeting, store: dist.Store, known: Survey, timeout_s: float) -> _FromGloo:
+def _asked_gloo(meeting: Meeting, store: Store, known: Survey, timeout_s: float) -> _FromGloo:
     """Nothing but gloo's own messages: where one rank fails, all of them do."""
     own = _FromGloo()
     try:
@@ -225,37 +211,22 @@ def _asked_gloo(meeting: Meeting, store: dist.Store, known: Survey, timeout_s: f
 
 def _sizes(known: Survey, workers: int) -> list[int]:
     """Two, by what the slowest pair would need for a ring."""
-    rates = [one.bytes_per_s for one in (*known.together.values(), *known.alone.values())]
-    ideal_bytes = min(rates) * ALL_REDUCE_S / bus_factor("all-reduce", workers)
+    together = [flow.bytes_per_s for flow in known.together.values()]
+    alone = [speed.bytes_per_s for speed in known.alone.values()]
+    ideal_bytes = min(together + alone) * ALL_REDUCE_S / bus_factor("all-reduce", workers)
     largest_bytes = min(MOST_BYTES, max(LEAST_BYTES, int(ideal_bytes))) // 4 * 4
     return [largest_bytes // SIZE_FACTOR // 4 * 4, largest_bytes]
-
-
-def _place(environment: Mapping[str, str]) -> Place:
-    try:
-        return Place(
-            rank=int(environment["RANK"]),
-            world_size=int(environment["WORLD_SIZE"]),
-            address=environment["MASTER_ADDR"],
-            port=int(environment["MASTER_PORT"]),
-        )
-    except KeyError as error:
-        raise RequestError(
-            f"{error.args[0]} is not set; start this by torchrun -m gradweave doctor"
-        ) from None
-    except ValueError as error:
-        raise RequestError(f"RANK, WORLD_SIZE and MASTER_PORT must be numbers: {error}") from None
 
 
 def _versions() -> dict[str, str]:
     found = {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "gradweave": gradweave.__version__,
     }
     if torch.version.cuda is not None and torch.cuda.is_available():
         found["cuda"] = torch.version.cuda
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return found
 
 

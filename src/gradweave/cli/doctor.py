@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradweave import files
-from gradweave.bench.checkup import CheckupQuestion, check_cluster
+from gradweave.bench.checkup import CheckupQuestion, check_cluster, place_in
 from gradweave.cli.clusters import add_cluster_arguments, asked_cluster, check_under_torchrun
 from gradweave.cli.tables import print_json, print_table, progress_bar
 from gradweave.doctor import Checkup, Diagnosis, diagnose
@@ -56,6 +56,7 @@ def _checked(options: argparse.Namespace, question: CheckupQuestion) -> Checkup 
     with progress_bar(None, doing="looking") as advance:
         if options.nodes is None:
             check_under_torchrun(options)
+            place_in(os.environ)  # before torch is imported for nothing
             from gradweave.bench.checkup_job import in_environment
 
             return in_environment(question, os.environ, advance=advance)

@@ -67,16 +67,16 @@ def sentences(price: Price) -> list[str]:
         f"{duration(price.all_reduce_s)} on this network."
     )
     steps = [
-        f"With torch DDP, a model that computes for {duration(one.compute_s)} would take "
-        f"{duration(one.step_s)} a step, {duration(one.exposed_s)} of it "
-        f"({one.exposed_s / one.step_s:.0%}) waiting for the network."
+        f"{duration(one.compute_s)} would take {duration(one.step_s)} a step, "
+        f"{duration(one.exposed_s)} of it ({one.exposed_s / one.step_s:.0%}) waiting"
         for one in price.steps
     ]
+    second = f"With torch DDP, a model that computes for {'; one of '.join(steps)}."
     last = (
         "What else could be done: gradweave calibrate --output network.json in place of doctor, "
         "then gradweave advise --trace resnet50 --network network.json."
     )
-    return [first, *steps, last]
+    return [first, second, last]
 
 
 def _step(network: Network, workers: int, compute_s: float) -> PricedStep:

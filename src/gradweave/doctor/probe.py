@@ -140,7 +140,7 @@ def read_alone(line: Line, *, now_s: Callable[[], float] = time.perf_counter) ->
     """A round trip, the fastest of some; then messages that grow until one takes long enough."""
     began_s = now_s()
     line.send(0)
-    trips_s = []
+    trips_s: list[float] = []
     while len(trips_s) < PINGS and (len(trips_s) < LEAST_PINGS or now_s() - began_s < PINGING_S):
         trips_s.append(line.send(0))
     round_trip_s = min(trips_s)

@@ -16,9 +16,10 @@ from gradweave.doctor.rounds import Pair
 # their kind reach 0.4 (10 of 25 Gbit/s) or a tenth; what chance takes is looked at again before.
 SLOW = 0.6
 DOUBTFUL = 0.75
-# Shares of the rate alone that are left when everybody sends.
-SLOW_TOGETHER = 0.7
-FAST_TOGETHER = 0.85
+# Shares of the rate alone that are left when everybody sends. Half is what two hosts leave each
+# other on one link; where each host has its own, answers that wait behind data cost up to a fifth.
+SLOW_TOGETHER = 0.65
+FAST_TOGETHER = 0.75
 # A round trip is slow when it takes so many times as long as usual, and noticeably longer: a core
 # that was elsewhere costs hundreds of microseconds.
 SLOW_TRIP = 5.0

@@ -48,9 +48,9 @@ class Matrix(Struct, frozen=True, kw_only=True):
 
 
 def rank_columns(checkup: Checkup) -> dict[str, list[str]]:
-    """What each rank has."""
+    """What each rank has; without columns that say nothing of anybody."""
     ranks = checkup.ranks
-    return {
+    columns = {
         "rank": [str(facts.rank) for facts in ranks],
         "host": [facts.host for facts in ranks],
         "interface": [_interface(facts) for facts in ranks],
@@ -61,6 +61,7 @@ def rank_columns(checkup: Checkup) -> dict[str, list[str]]:
         "load": [f"{facts.load:.1f}" for facts in ranks],
         "clock ms": [_clock(checkup, facts.rank) for facts in ranks],
     }
+    return {name: texts for name, texts in columns.items() if any(texts)}
 
 
 def matrices(checkup: Checkup) -> list[Matrix]:
@@ -94,7 +95,7 @@ def _matrix(
 
     def cell(sender: Host, receiver: Host) -> Cell:
         pair = _pair(sender, receiver)
-        if pair not in numbers:
+        if pair is None or pair not in numbers:
             return Cell("")
         level = None if sender is receiver else round((LEVELS - 1) * share(numbers[pair], between))
         return Cell(write(numbers[pair]), level)
