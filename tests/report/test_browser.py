@@ -392,7 +392,9 @@ def test_what_if_begins_with_the_predictions_of_the_run(small, small_run):
 
 def test_numbers_below_each_other_have_equally_many_digits(small):
     small.show("#what-if .controls")
-    for cells in ("#what-if .comparison td:nth-child(3)", ".run table td:nth-child(2)"):
+    columns = ["measured", "predicted", "error", "exposed", "speed-up", "a step, ms"]
+    cells_of = [f"[data-name='{name}']" for name in columns]
+    for cells in ("#what-if .comparison td:nth-child(3)", *cells_of):
         texts = [cell.text for cell in small.browser.find_elements(By.CSS_SELECTOR, cells)]
         assert len(texts) >= 5
         assert len({len(text.partition(".")[2]) for text in texts}) == 1, texts
@@ -595,6 +597,7 @@ def test_on_paper_everything_is_drawn_and_light(request, name):
     page.open(width=1280, theme="dark", height=400)
     page.find("[name=theme]").click()
     page.find("[name=theme]").click()  # dark by the switch, too
+    page.show(".panel")
     page.show(".panel .zoom button:nth-child(2)").click()
     printed = page.browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     pdf = base64.b64decode(printed["data"])

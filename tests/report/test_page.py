@@ -286,7 +286,7 @@ def test_nodes_and_predictions_may_be_unknown(trained_run):
     page = make_page([replace(folder, run=replace(folder.run, results=results))])
     assert "4 workers. Network lab" in page
     assert "waiting for the network (" not in page
-    assert "were predicted" not in page
+    assert "ms were predicted" not in page
     assert "speed-up" not in page.split("<script")[0]
 
 

@@ -66,7 +66,7 @@ def iteration_times(rows: Sequence[Result], width: int) -> str:
         color=colours_of("kind", KINDS), description="says:N"
     )
     labels = base.mark_text(align="left", dx=4, fontSize=11, aria=False).encode(text="text:N")
-    layers = [bars, labels]
+    layers = [bars]
     alone_s = [row.compute_s for row in rows if row.compute_s is not None]
     if alone_s:
         alone_ms = 1e3 * float(np.median(alone_s))
@@ -75,7 +75,7 @@ def iteration_times(rows: Sequence[Result], width: int) -> str:
             .mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var(--ink)")
             .encode(x="ms:Q", description="says:N")
         )
-    return as_svg(alt.LayerChart(layer=layers), width, height=46 * len(rows))
+    return as_svg(alt.LayerChart(layer=[*layers, labels]), width, height=46 * len(rows))
 
 
 # Labels of worker counts that are nearer to each other would collide.

@@ -50,7 +50,7 @@ def loss_curves(losses: Losses, over: str, width: int) -> str:
         for one in series.phases
     ]
     labels = [series.label for series in losses.series]
-    base = _over_training(data, labels, axis.title, "loss", alt.Scale(zero=False))
+    base = _over_training(data, labels, _time(axis.title, width), "loss", alt.Scale(zero=False))
     lines = base.mark_line(strokeWidth=2, aria=False)
     points = base.mark_point(filled=True, size=24, opacity=1).encode(description="says:N")
     return as_svg(
@@ -115,8 +115,8 @@ def step_times(trainings: Sequence[StepTimes], width: int) -> str:
     most_ms = ROOM_ABOVE * float(np.quantile([float(row["y"]) for row in data], NEARLY_ALL))
     labels = [training.label for training in trainings]
     scale = alt.Scale(domain=[0, most_ms])
-    base = _over_training(data, labels, "steps", "milliseconds a step", scale)
-    points = base.mark_point(filled=True, size=14, opacity=0.5, clip=True).encode(
+    base = _over_training(data, labels, _time("steps", width), "milliseconds a step", scale)
+    points = base.mark_point(filled=True, size=10, opacity=1, clip=True).encode(
         description="says:N"
     )
     lines = base.mark_line(strokeWidth=2.5, aria=False, clip=True).encode(y="median:Q")
@@ -149,12 +149,16 @@ def _named(first: int, count: int) -> str:
     return f"steps {first + 1} to {first + count}, in the median"
 
 
+def _time(title: str, width: int) -> alt.X:
+    return alt.X("x:Q", title=title, axis=alt.Axis(grid=False, tickCount=width // 90))
+
+
 def _over_training(
-    data: Sequence[Row], labels: Sequence[str], title: str, what: str, scale: alt.Scale
+    data: Sequence[Row], labels: Sequence[str], time: alt.X, what: str, scale: alt.Scale
 ) -> alt.Chart:
     colours = {label: SERIES[number % 8] for number, label in enumerate(labels)}
     return chart_of(data).encode(
-        x=alt.X("x:Q", title=title, axis=alt.Axis(grid=False, tickCount=6)),
+        x=time,
         y=alt.Y("y:Q", title=what, scale=scale),
         color=colours_of("series", colours),
     )

@@ -157,8 +157,7 @@ class Gantt {
    */
   show(groups, span_s, ranks = []) {
     this.span_s = span_s;
-    const ends_s = ranks.flat().map((busy) => busy[busy.length - 1] ?? 0);
-    this.end_s = Math.max(...groups.map(({ timeline }) => timeline.end_s), ...ends_s);
+    this.end_s = lastEnd(groups, ranks);
     this.bars = [];
     this.rows.replaceChildren(...groups.map((group) => this.group(group)));
     if (ranks.length > 0) {
@@ -204,7 +203,7 @@ class Gantt {
     this.place(whole, 0, Math.max(...ends_s));
     RANK_LANES.forEach((lane, place) => {
       for (let pair = 0; pair < rank[place].length; pair += 2) {
-        const bar = make("div", `thin ${lane}`);
+        const bar = make("div", `part ${lane}`);
         this.place(bar, rank[place][pair], rank[place][pair + 1]);
         row.append(bar);
       }
@@ -417,6 +416,12 @@ class Gantt {
     }
     return ticks;
   }
+}
+
+/** When all that is drawn has ended. */
+function lastEnd(groups, ranks) {
+  const ends_s = ranks.flat().map((busy) => busy[busy.length - 1] ?? 0);
+  return Math.max(...groups.map(({ timeline }) => timeline.end_s), ...ends_s);
 }
 
 /** `busy` has begins and ends in turn. */

@@ -88,7 +88,7 @@ function drawTimelines(section, run) {
     .filter(({ runtime }) => KINDS.some((kind) => runtime[kind] !== null))
     .map(({ panel, runtime }) => {
       const groups = timelineGroups(run, runtime);
-      return { panel, runtime, groups, end_s: Math.max(...groups.map((one) => one.timeline.end_s)) };
+      return { panel, runtime, groups, end_s: lastEnd(groups, runtime.ranks) };
     });
   if (panels.length === 0) {
     return;

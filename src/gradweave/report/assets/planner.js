@@ -1,6 +1,6 @@
 // Gradweave's planners and simulator. They follow src/gradweave/planning and simulation step by step,
 // so that the same numbers in give the same plan out. A trace is {bytes, ready_s, forward_s}, lists in
-// backward order; a plan is how many tensors each message takes. What a message costs is a line,
+// backward order; a plan is how many tensors each message takes. The cost of messages is a line,
 // {startup_s, s_per_byte}, or what curve() makes of measured points.
 "use strict";
 
