@@ -291,8 +291,10 @@ def _training(folder: Folder) -> dict[str, Any] | None:
 
 
 def _rank(rank: int, phases: Phases | None) -> dict[str, str]:
-    lengths = {name: "" if phases is None else _ms(phases.seconds(name)) for name in PHASES}
-    return {"rank": str(rank), "step": "" if phases is None else _ms(phases.step_s), **lengths}
+    row = {"rank": str(rank), "step": "" if phases is None else _ms(phases.step_s)}
+    for name in PHASES:
+        row[name] = "" if phases is None else _ms(phases.seconds(name))
+    return row
 
 
 def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
