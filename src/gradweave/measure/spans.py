@@ -162,6 +162,10 @@ class _HookState:
     def __init__(self, recorder: SpanRecorder, send: Send) -> None:
         self.recorder, self.send = recorder, send
 
+    def __reduce__(self) -> tuple[type[object], tuple[()]]:
+        """Nothing stays of it in a copy of the wrapper, where torch registers no hook."""
+        return object, ()
+
 
 def watch(
     ddp: DistributedDataParallel,
