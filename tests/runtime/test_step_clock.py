@@ -162,7 +162,7 @@ WRAPPERS = {"ddp": DistributedDataParallel, "sharded": ShardedDataParallel}
 
 
 def _seen(group, name):
-    model = WRAPPERS[name](network())
+    model = WRAPPERS[name](network(), record_steps=50)  # another stage would forget phases
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(12):
         if step % 3:

@@ -88,9 +88,9 @@ class SpanRecorder:
         return sorted(message for message in self._messages if not self._is_of_next(message))
 
     def messages(self) -> list[list[Message]]:
-        """Those of the steps that are kept, and of the last one, which ends the list."""
+        """Those of the last steps, the last one at the end; passes without any are left out."""
         with self._lock:
-            return [*self._before, self._of_this()]
+            return [messages for messages in (*self._before, self._of_this()) if messages]
 
     def communication_s(self) -> float:
         """For how long messages of the last step were on their way."""
@@ -161,6 +161,10 @@ Send = Callable[[Any], Sent]  # a dist.GradBucket, which torch does not export
 class _HookState:
     def __init__(self, recorder: SpanRecorder, send: Send) -> None:
         self.recorder, self.send = recorder, send
+
+    def __reduce__(self) -> tuple[type[object], tuple[()]]:
+        """Nothing stays of it in a copy of the wrapper, where torch registers no hook."""
+        return object, ()
 
 
 def watch(

@@ -179,7 +179,8 @@ class DistributedDataParallel(Planned, TorchDDP):
         is_remembered: bool,
     ) -> None:
         """Open what is ours: all ranks come here alike, and later on need not."""
-        options, group = self._options, self.process_group
+        options, group, clock = self._options, self.process_group, self._clock
+        assert clock is not None, "only copies have none"
         task = self._task(is_remembered=is_remembered)
         plans = self._why_unplanned is None and group.size() > 1
         plans = plans and (given is None or task.replan_when is not None)
@@ -244,7 +245,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
         log_failed_pass_at_exit(self, weakref.WeakMethod(self._steps_without_hook))
-        self._last_gradient = LastGradient(self._clock)
+        self._last_gradient = LastGradient(clock)
         self._note_findings()
         closing = weakref.finalize(
             self, _close, self._last_gradient, self._driver, messages, probing
@@ -466,7 +467,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             return engine.plan
         names: Sequence[Sequence[str]] | None = engine.buckets(order)
         if names is None and self._recorder is not None:
-            names = [message.tensors for message in self._recorder.messages()[-1]]
+            names = [m.tensors for step in self._recorder.messages()[-1:] for m in step]
         if not names:
             raise RequestError(
                 "which gradients torch sends together is not known; wrap the model with "

@@ -98,8 +98,12 @@ class Watched:
 
     def metrics(self) -> Metrics:
         """A few numbers of the last step, as the wrappers of Gradweave have them."""
-        stage, messages = self._clock.stages[-1].stage, len(self._recorder.messages()[-1])
-        return self._numbers.of(stage=stage, messages=messages or None, predicted=None)
+        steps = self._recorder.messages()
+        return self._numbers.of(
+            stage=self._clock.stages[-1].stage,
+            messages=len(steps[-1]) if steps else None,
+            predicted=None,
+        )
 
     def timeline(self) -> Timeline:
         """The last step as this rank saw it."""
@@ -152,7 +156,7 @@ class Watched:
         return group
 
     def _notes(self) -> "WatchedNotes":
-        if not self._clock.steps:
+        if not self._clock.steps or not self._recorder.messages():
             raise RequestError("no step was seen to end; save the run after some steps")
         self._end_step()
         return WatchedNotes(
@@ -263,11 +267,11 @@ class _OnWrapper:
     """A hook on a module; copies of the module have one that does nothing."""
 
     def __init__(self, note: Callable[..., None]) -> None:
-        self._note = note
+        # Clocks are read, not compiled.
+        self._note = torch.compiler.disable(note)  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._note(*args)
+        self._note(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_OnWrapper, (_nothing,))
