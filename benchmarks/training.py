@@ -101,6 +101,12 @@ def _trained(
     )
 
 
+def known(value: float | None) -> float:
+    """What a benchmark knows, and a training may not."""
+    assert value is not None
+    return value
+
+
 def page(everything: Everything, stem: str) -> str:
     lines = [
         "# Training speed on emulated clusters",
@@ -128,11 +134,11 @@ def page(everything: Everything, stem: str) -> str:
                 lines += ["", f"![speed-up over nodes]({stem}_scaling.svg)"]
     rows = [r for one in everything.measured if one.experiment == "shipped" for r in one.results]
     if rows:
-        worst = max(rows, key=lambda row: abs(row.prediction_error))
+        worst = max(rows, key=lambda row: abs(known(row.prediction_error)))
         lines += [
             "",
             f"The worst prediction for a shipped trace: {worst.trace} under {worst.runtime}, "
-            f"{worst.prediction_error:+.1%}.",
+            f"{known(worst.prediction_error):+.1%}.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -157,9 +163,9 @@ def _table(found: list[Measured]) -> list[str]:
             cap = "" if row.bucket_cap_mb is None else f" ({row.bucket_cap_mb:g} MiB)"
             lines.append(
                 f"| {row.trace} | {one.parameter_scale:g} | {row.nodes} | {row.runtime}{cap} "
-                f"| {row.messages} | {row.iteration_s * 1e3:,.0f} | {row.predicted_s * 1e3:,.0f} "
-                f"| {row.prediction_error:+.1%} | {row.exposed_s * 1e3:,.0f} "
-                f"| {row.compute_s / row.iteration_s:.1%} | {row.speedup or 0:.2f}x |"
+                f"| {row.messages} | {row.iteration_s * 1e3:,.0f} "
+                f"| {known(row.predicted_s) * 1e3:,.0f} | {known(row.prediction_error):+.1%} | {known(row.exposed_s) * 1e3:,.0f} "
+                f"| {known(row.compute_s) / row.iteration_s:.1%} | {row.speedup or 0:.2f}x |"
             )
     return lines
 
@@ -202,10 +208,10 @@ def _shares(found: list[Measured]) -> list[str]:
     for one in found:
         for row in one.results:
             is_sparse = "topk" in row.runtime and one.selection_s is not None
-            selection_s = min(one.selection_s or 0.0, row.exposed_s) if is_sparse else 0.0
+            selection_s = min(one.selection_s or 0.0, known(row.exposed_s)) if is_sparse else 0.0
             lines.append(
-                f"| {row.trace} | {row.nodes} | {row.runtime} | {row.compute_s * 1e3:,.0f} "
-                f"| {selection_s * 1e3:,.0f} | {(row.exposed_s - selection_s) * 1e3:,.0f} |"
+                f"| {row.trace} | {row.nodes} | {row.runtime} | {known(row.compute_s) * 1e3:,.0f} "
+                f"| {selection_s * 1e3:,.0f} | {(known(row.exposed_s) - selection_s) * 1e3:,.0f} |"
             )
     return lines
 
@@ -224,9 +230,9 @@ def _loops(found: list[Measured]) -> list[str]:
             loop = find_loop(row.runtime)
             lines.append(
                 f"| {row.trace} | {one.parameter_scale:g} | {loop.name} | {loop.collective} "
-                f"| {row.iteration_s * 1e3:,.0f} | {row.predicted_s * 1e3:,.0f} "
-                f"| {row.compute_s * 1e3:,.0f} | {row.exposed_s * 1e3:,.0f} "
-                f"| {row.exposed_s / row.iteration_s:.0%} |"
+                f"| {row.iteration_s * 1e3:,.0f} | {known(row.predicted_s) * 1e3:,.0f} "
+                f"| {known(row.compute_s) * 1e3:,.0f} | {known(row.exposed_s) * 1e3:,.0f} "
+                f"| {known(row.exposed_s) / row.iteration_s:.0%} |"
             )
     return lines
 
@@ -271,8 +277,8 @@ def draw(everything: Everything, output: Path) -> None:
             "trace": row.trace,
             "nodes": row.nodes,
             "runtime": row.runtime,
-            "speed-up": row.nodes * row.compute_s / row.iteration_s,
-            "exposed ms": row.exposed_s * 1e3,
+            "speed-up": row.workers * known(row.compute_s) / row.iteration_s,
+            "exposed ms": known(row.exposed_s) * 1e3,
         }
         for one in everything.measured
         if one.experiment == "scaling"
