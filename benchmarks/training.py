@@ -164,7 +164,8 @@ def _table(found: list[Measured]) -> list[str]:
             lines.append(
                 f"| {row.trace} | {one.parameter_scale:g} | {row.nodes} | {row.runtime}{cap} "
                 f"| {row.messages} | {row.iteration_s * 1e3:,.0f} "
-                f"| {known(row.predicted_s) * 1e3:,.0f} | {known(row.prediction_error):+.1%} | {known(row.exposed_s) * 1e3:,.0f} "
+                f"| {known(row.predicted_s) * 1e3:,.0f} | {known(row.prediction_error):+.1%} "
+                f"| {known(row.exposed_s) * 1e3:,.0f} "
                 f"| {known(row.compute_s) / row.iteration_s:.1%} | {row.speedup or 0:.2f}x |"
             )
     return lines
