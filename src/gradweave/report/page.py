@@ -189,7 +189,7 @@ def _ranks(folder: Folder) -> list[dict[str, str]]:
 
 
 def _rank(rank: int, phases: Phases | None) -> dict[str, str]:
-    lengths = {
+    lengths: dict[str, str] = {
         name: "" if phases is None else milliseconds(phases.seconds(name)) for name in PHASES
     }
     step = "" if phases is None else milliseconds(phases.step_s)

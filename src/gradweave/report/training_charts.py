@@ -13,7 +13,7 @@ from gradweave.results import Losses, LossSeries, StageBegin, planning_phases
 # More points than pixels show nothing, and make a large page.
 MOST_POINTS = 400
 HEIGHT = 240
-# Where names of phases stand, in pixels from the top.
+# Where names of phases stand, in pixels from the top or, as losses fall, from the bottom.
 FIRST_NAME_AT, NAME_HEIGHT = 8, 14
 
 
@@ -54,7 +54,9 @@ def loss_curves(losses: Losses, over: str, width: int) -> str:
     lines = base.mark_line(strokeWidth=2, aria=False)
     points = base.mark_point(filled=True, size=24, opacity=1).encode(description="says:N")
     return as_svg(
-        alt.LayerChart(layer=[*_phase_marks(begins), lines, points]), width, height=HEIGHT
+        alt.LayerChart(layer=[*_phase_marks(begins, at_bottom=True), lines, points]),
+        width,
+        height=HEIGHT,
     )
 
 
@@ -172,7 +174,7 @@ class _Begin(NamedTuple):
     x: float
 
 
-def _phase_marks(begins: Iterable[_Begin]) -> list[alt.Chart]:
+def _phase_marks(begins: Iterable[_Begin], *, at_bottom: bool = False) -> list[alt.Chart]:
     """A line where each phase begins, with its name; nothing where nobody planned.
 
     Names stand below each other, for phases may be short. Where several plan, each is named.
@@ -189,6 +191,7 @@ def _phase_marks(begins: Iterable[_Begin]) -> list[alt.Chart]:
         base = chart_of([row]).encode(x="x:Q")
         rule = base.mark_rule(strokeDash=[2, 3], strokeWidth=1.5, color="var(--ink-2)")
         text = base.mark_text(align="left", dx=4, fontSize=11, aria=False)
-        height = alt.value(FIRST_NAME_AT + NAME_HEIGHT * line)
+        from_edge = FIRST_NAME_AT + NAME_HEIGHT * line
+        height = alt.value(HEIGHT - from_edge if at_bottom else from_edge)
         marks += [rule.encode(description="says:N"), text.encode(text="name:N", y=height)]
     return marks
