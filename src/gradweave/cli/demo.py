@@ -200,13 +200,13 @@ def _has_no_lab(say: Say) -> bool:
 
 
 def _introduce(trace: Trace, say: Say) -> None:
-    say(
+    text = (
         f"{SPEC.nodes} workers behind links of {_rate(SPEC)}, emulated on this machine, train "
-        f"{TRACE} in small:\n"
-        f"{trace.nbytes.sum() / 1e6:.1f} MB of gradients, forward {FORWARD_S * 1e3:.0f} ms, "
-        f"backward {BACKWARD_S * 1e3:.0f} ms. Computing is emulated by waiting; network,\n"
-        "messages and torch are real.\n"
+        f"{TRACE} in small: {trace.nbytes.sum() / 1e6:.1f} MB of gradients, forward "
+        f"{FORWARD_S * 1e3:.0f} ms, backward {BACKWARD_S * 1e3:.0f} ms. Computing is emulated by "
+        "waiting; network, messages and torch are real."
     )
+    say(textwrap.fill(text, WIDTH) + "\n")
 
 
 def _rate(spec: ClusterSpec) -> str:
@@ -248,8 +248,8 @@ def _wrapped(text: str) -> str:
 
 def _about_real() -> str:
     return (
-        f"\n3. Real training: a small CNN on images of Fashion-MNIST, {REAL_SPEC.nodes} workers, "
-        f"links of {_rate(REAL_SPEC)}\n"
+        f"\n3. Real training: a small CNN on Fashion-MNIST, {REAL_SPEC.nodes} workers, links of "
+        f"{_rate(REAL_SPEC)}\n"
     )
 
 
@@ -288,8 +288,7 @@ def _phases(torchs: LossSeries, ours: LossSeries) -> list[Phase]:
 def _show_training(training: Training) -> None:
     phases = training.phases
     print_table(
-        f"{INDENT}what Gradweave does meanwhile, what a step takes in the median, and the loss "
-        "after it",
+        f"{INDENT}what Gradweave does, what a step takes meanwhile (median), the loss at the end",
         {
             "phase": [one.phase for one in phases],
             "steps": [f"{one.first_step} to {one.last_step}" for one in phases],
@@ -324,10 +323,7 @@ def what_was_gained(training: Training) -> str:
 
 
 def _about_planners() -> str:
-    return (
-        f"\n4. The same {TRACE} again, merged in other ways, all taking turns; predictions were "
-        "written before\n"
-    )
+    return f"\n4. {TRACE} again, with gradients merged in other ways, all of them taking turns\n"
 
 
 def _compare(
@@ -362,7 +358,7 @@ def _calibrated(cluster: Cluster) -> Network:
 def _show_planners(results: Sequence[Result]) -> None:
     exact = [row for row in results if not is_lossy(row.runtime)]
     print_table(
-        f"{INDENT}one iteration, medians; computing alone takes "
+        f"{INDENT}medians of an iteration; predicted before; computing alone takes "
         f"{milliseconds(results[0].compute_s)} ms",
         {
             "runtime": [row.runtime for row in exact],
@@ -405,7 +401,10 @@ def close_or_not(optimal: Result, mgwfbp: Result) -> str:
     )
     if abs(found) <= max(noise, EQUALLY_FAST):
         return f"{said}, no more than rounds of one and the same differ ({noise:.1%}): noise."
-    return f"{said}, which is more than rounds of one and the same differ ({noise:.1%})."
+    why = "the papers' rule is not optimal (docs/merging.md)"
+    if found < 0:
+        why = "predictions are not that exact"
+    return f"{said}, more than rounds of one and the same differ ({noise:.1%}): {why}."
 
 
 def _more_or_less(share: float) -> str:

@@ -13,7 +13,7 @@ from gradweave.results import Losses, LossSeries, StageBegin, planning_phases
 # More points than pixels show nothing, and make a large page.
 MOST_POINTS = 400
 HEIGHT = 240
-# Where names of phases stand, in pixels from the top.
+# Where names of phases stand, in pixels from the top or, as losses fall, from the bottom.
 FIRST_NAME_AT, NAME_HEIGHT = 8, 14
 
 
@@ -53,9 +53,8 @@ def loss_curves(losses: Losses, over: str, width: int) -> str:
     base = _over_training(data, labels, _time(axis.title, width), "loss", alt.Scale(zero=False))
     lines = base.mark_line(strokeWidth=2, aria=False)
     points = base.mark_point(filled=True, size=24, opacity=1).encode(description="says:N")
-    return as_svg(
-        alt.LayerChart(layer=[*_phase_marks(begins), lines, points]), width, height=HEIGHT
-    )
+    rules, names = _phase_marks(begins, at_bottom=True)
+    return as_svg(alt.LayerChart(layer=[*rules, lines, points, *names]), width, height=HEIGHT)
 
 
 def _entry_before(series: LossSeries, step: int) -> int:
@@ -120,8 +119,8 @@ def step_times(trainings: Sequence[StepTimes], width: int) -> str:
         description="says:N"
     )
     lines = base.mark_line(strokeWidth=2.5, aria=False, clip=True).encode(y="median:Q")
-    layers = [*_phase_marks(begins), points, lines]
-    return as_svg(alt.LayerChart(layer=layers), width, height=HEIGHT)
+    rules, names = _phase_marks(begins)
+    return as_svg(alt.LayerChart(layer=[*rules, points, lines, *names]), width, height=HEIGHT)
 
 
 def _step_rows(training: StepTimes) -> list[Row]:
@@ -172,14 +171,16 @@ class _Begin(NamedTuple):
     x: float
 
 
-def _phase_marks(begins: Iterable[_Begin]) -> list[alt.Chart]:
-    """A line where each phase begins, with its name; nothing where nobody planned.
+def _phase_marks(
+    begins: Iterable[_Begin], *, at_bottom: bool = False
+) -> tuple[list[alt.Chart], list[alt.Chart]]:
+    """Lines where phases begin, to draw below everything, and their names, to draw above it.
 
     Names stand below each other, for phases may be short. Where several plan, each is named.
     """
     drawn = list(begins)
     are_several = len({begin.label for begin in drawn}) > 1
-    marks = []
+    rules, names = [], []
     for line, (label, phase, x) in enumerate(drawn):
         row: Row = {
             "x": x,
@@ -188,7 +189,9 @@ def _phase_marks(begins: Iterable[_Begin]) -> list[alt.Chart]:
         }
         base = chart_of([row]).encode(x="x:Q")
         rule = base.mark_rule(strokeDash=[2, 3], strokeWidth=1.5, color="var(--ink-2)")
+        rules.append(rule.encode(description="says:N"))
+        from_edge = FIRST_NAME_AT + NAME_HEIGHT * line
+        height = alt.value(HEIGHT - from_edge if at_bottom else from_edge)
         text = base.mark_text(align="left", dx=4, fontSize=11, aria=False)
-        height = alt.value(FIRST_NAME_AT + NAME_HEIGHT * line)
-        marks += [rule.encode(description="says:N"), text.encode(text="name:N", y=height)]
-    return marks
+        names.append(text.encode(text="name:N", y=height))
+    return rules, names
