@@ -248,7 +248,8 @@ def page(runs: Sequence[Run]) -> str:
         f"Made by `python benchmarks/doctor_cases.py`: {rounds} rounds, each with new processes on "
         f"emulated clusters of 4 nodes with one rank or 2 with two, links of {RATE} and a second "
         f"network of {SECOND_RATE} where nothing else is said. Every case comes once in a round, "
-        f"in an order and on a node that are drawn. Every second round ran beside {BUSY_LOOPS} busy loops on the two cores. "
+        "in an order and on a node that are drawn. Every second round ran beside "
+        f"{BUSY_LOOPS} busy loops on the two cores. "
         "Named: the right finding, with exactly the ranks that are concerned; for healthy "
         "clusters: no finding at all. False alarms: any other finding.",
         "",
