@@ -2,7 +2,8 @@
 
 Twenty rounds on emulated clusters, each with new processes, in which every case comes once: a
 healthy cluster, a node's link at a tenth of its rate, a node that would use its loopback or its
-second, slower interface, a rank on one core, two ranks on the same core; where, is drawn anew.
+second, slower interface, a rank on one core, two ranks on the same core, racks that share an
+uplink, links that are as fast as the cores; where it is, is drawn anew.
 Every second round runs beside three busy loops. Writes OUTPUT.json and OUTPUT.md. A quarter of an
 hour on two cores.
 """
@@ -41,6 +42,9 @@ POLL_S = 0.02
 
 ONE_RANK = ClusterSpec(nodes=4, rate=RATE, second_rate=SECOND_RATE)
 TWO_RANKS = ClusterSpec(nodes=2, ranks_per_node=2, rate=RATE)
+RACKS = ClusterSpec(nodes=4, rate="200mbit", racks=2, uplink_rate="200mbit")
+UNSHAPED = ClusterSpec(nodes=4)
+CLUSTERS = (ONE_RANK, TWO_RANKS, RACKS, UNSHAPED)
 
 
 class Kind(Struct, frozen=True, kw_only=True):
@@ -52,6 +56,7 @@ class Kind(Struct, frozen=True, kw_only=True):
     slow_link: bool = False
     interface: str | None = None
     pinned: bool = False
+    everybody: bool = False  # concerns all nodes
 
 
 KINDS = (
@@ -67,6 +72,8 @@ KINDS = (
     Kind(name="a rank on one core", spec=ONE_RANK, finding="one-core", pinned=True),
     Kind(name="healthy, two ranks on each host", spec=TWO_RANKS),
     Kind(name="two ranks on the same core", spec=TWO_RANKS, finding="shared-core", pinned=True),
+    Kind(name="healthy, links not shaped", spec=UNSHAPED),
+    Kind(name="racks that share an uplink", spec=RACKS, finding="shared-uplink", everybody=True),
 )
 
 
@@ -102,7 +109,7 @@ def main() -> None:
     draw = random.Random(17)  # noqa: S311 which node is nobody's secret
     runs: list[Run] = []
     for number in range(options.rounds):
-        for spec in (ONE_RANK, TWO_RANKS):
+        for spec in CLUSTERS:
             kinds = [kind for kind in KINDS if kind.spec == spec]
             cases = [Case(kind=kind.name, node=draw.randrange(spec.nodes)) for kind in kinds]
             draw.shuffle(cases)
@@ -209,7 +216,9 @@ def kind_of(case: Case) -> Kind:
 
 def judged(case: Case, checkup: Checkup, *, number: int, is_busy: bool) -> Run:
     kind, findings = kind_of(case), diagnose(checkup).findings
-    concerned = tuple(kind.spec.ranks_of(case.node))
+    concerned = tuple(
+        range(kind.spec.world_size) if kind.everybody else kind.spec.ranks_of(case.node)
+    )
     right = [one for one in findings if (one.kind, one.ranks) == (kind.finding, concerned)]
     return Run(
         kind=case.kind,
@@ -237,9 +246,10 @@ def page(runs: Sequence[Run]) -> str:
         made_with(),
         "",
         f"Made by `python benchmarks/doctor_cases.py`: {rounds} rounds, each with new processes on "
-        f"emulated clusters of 4 nodes with one rank or 2 with two, links of {RATE}, a second "
-        f"network of {SECOND_RATE}. Every case comes once in a round, in an order and on a node "
-        f"that are drawn. Every second round ran beside {BUSY_LOOPS} busy loops on the two cores. "
+        f"emulated clusters of 4 nodes with one rank or 2 with two, links of {RATE} and a second "
+        f"network of {SECOND_RATE} where nothing else is said. Every case comes once in a round, "
+        "in an order and on a node that are drawn. Every second round ran beside "
+        f"{BUSY_LOOPS} busy loops on the two cores. "
         "Named: the right finding, with exactly the ranks that are concerned; for healthy "
         "clusters: no finding at all. False alarms: any other finding.",
         "",

@@ -48,6 +48,7 @@ def checkup(
     alone: Callable[[int, int], float] = lambda _sender, _receiver: GIGABIT,
     together: Callable[[int, int], float] | None = None,
     trip_s: Callable[[int, int], float] = lambda _sender, _receiver: 1e-4,
+    core_s_per_byte: float = 0.0,
     changed: dict[int, dict[str, object]] | None = None,
     **changes,
 ) -> Checkup:
@@ -69,6 +70,7 @@ def checkup(
                     receiver=b * ranks_per_host,
                     round_trip_s=trip_s(a, b),
                     bytes_per_s=alone(a, b),
+                    core_share=core_s_per_byte * alone(a, b),
                 )
                 for a, b in pairs
             ),

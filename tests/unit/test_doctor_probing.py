@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gradweave.doctor import probe
 from gradweave.doctor.checkup import Interface
 from gradweave.doctor.meeting import Lost, Meeting, assemble
-from gradweave.doctor.probe import TOKEN_BYTES, Line, Listener, Unanswered, read_alone
+from gradweave.doctor.probe import TOKEN_BYTES, Line, Listener, Sent, Unanswered, read_alone
 from gradweave.doctor.rounds import matchings, rounds_alone, rounds_together
 from gradweave.doctor.slowness import doubtful_pairs
 from gradweave.doctor.surroundings import gloo_choice
@@ -59,7 +59,7 @@ class SlowLine:
         self.sent.append(nbytes)
         taken_s = self._round_trip_s + nbytes / self._bytes_per_s
         self.now_s += taken_s
-        return taken_s
+        return Sent(taken_s, 0.0)
 
 
 @given(st.floats(1e4, 1e10), st.floats(1e-5, 0.05))
@@ -75,8 +75,9 @@ def test_a_rate_is_found_in_time_on_any_link(bytes_per_s, round_trip_s):
 def test_a_line_reaches_the_rank_that_it_means():
     listener = Listener("127.0.0.1", rank=3, token=TOKEN)
     with Line("127.0.0.1", listener.port, rank=3, token=TOKEN, timeout_s=5.0) as line:
-        assert line.send(0) > 0
-        assert line.send(3 * 2**20 + 1) > 0
+        for nbytes in (0, 3 * 2**20 + 1):
+            taken_s, worked_s = line.send(nbytes)
+            assert 0 < worked_s < taken_s
     with pytest.raises(Unanswered, match="somebody else than rank 4"):
         Line("127.0.0.1", listener.port, rank=4, token=TOKEN, timeout_s=5.0)
     with pytest.raises(Unanswered, match="somebody else than rank 3"):

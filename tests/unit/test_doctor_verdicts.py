@@ -116,6 +116,17 @@ def test_an_uplink_that_is_slow_only_when_all_send_is_named(data, racks):
     assert "when all send at once" in finding.what
 
 
+def test_rates_that_busy_cores_explain_are_nobodys_fault():
+    def found(fast, share, load):
+        changed = {rank: {"load": load} for rank in range(4)}
+        rates = {"alone": lambda a, b: fast * (share if {a, b} == {1, 2} else 1)}
+        return kinds(checkup(4, changed=changed, core_s_per_byte=1e-10, **rates))
+
+    assert found(20 * GIGABIT, 0.4, 0.0) == ["slow-link"]
+    assert found(20 * GIGABIT, 0.4, 80.0) == []
+    assert found(GIGABIT, 0.1, 80.0) == ["slow-link"]
+
+
 def test_cores_that_emulated_hosts_share_are_not_the_networks_fault():
     def less(a, b):
         return GIGABIT / 3

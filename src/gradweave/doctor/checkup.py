@@ -72,6 +72,7 @@ class Speed(Struct, frozen=True, kw_only=True):
     receiver: int
     round_trip_s: float  # of an empty message
     bytes_per_s: float
+    core_share: float = 0.0  # of the time in which the core of the busier end worked for it
 
 
 class Flow(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
-from typing import Self
+from typing import NamedTuple, Self
 
 from msgspec import Struct
 
@@ -34,9 +34,17 @@ class Unanswered(Exception):
     """A rank could not be reached, or a message to it was not answered."""
 
 
+class Sent(NamedTuple):
+    """How long a message took, and how much of that the busier end's core worked on it."""
+
+    taken_s: float
+    worked_s: float
+
+
 class Reading(Struct, frozen=True):
     round_trip_s: float
     bytes_per_s: float
+    core_share: float  # of the time in which the busier end's core worked
 
 
 class Listener:
@@ -72,12 +80,14 @@ class Listener:
                 return
             peer.sendall(self._greeting)
             while _read(peer, piece[:_HEADER_BYTES]):
+                began_s = time.thread_time()
                 left = int.from_bytes(piece[:_HEADER_BYTES], "big")
                 while left:
                     if not (got := peer.recv_into(piece[: min(left, len(piece))])):
                         return
                     left -= got
-                peer.sendall(b".")
+                worked_s = time.thread_time() - began_s
+                peer.sendall(round(worked_s * 1e9).to_bytes(_HEADER_BYTES, "big"))
 
 
 class Line:
@@ -109,10 +119,10 @@ class Line:
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, nbytes: int) -> float:
-        """Return how long it took until the other side had it all, and said so."""
-        answer = memoryview(bytearray(1))
-        began_s = time.perf_counter()
+    def send(self, nbytes: int) -> Sent:
+        """Return when the other side has it all, and has said so."""
+        answer = memoryview(bytearray(_HEADER_BYTES))
+        began_s, began_work_s = time.perf_counter(), time.thread_time()
         try:
             self._socket.sendall(nbytes.to_bytes(_HEADER_BYTES, "big"))
             for begin in range(0, nbytes, len(_PIECE)):
@@ -122,7 +132,8 @@ class Line:
             raise Unanswered(f"{self._reason(error)} while {nbytes:,} bytes were sent") from error
         if not is_answered:
             raise Unanswered(f"it closed the connection while {nbytes:,} bytes were sent")
-        return time.perf_counter() - began_s
+        taken_s, worked_s = time.perf_counter() - began_s, time.thread_time() - began_work_s
+        return Sent(taken_s, max(worked_s, int.from_bytes(answer, "big") * 1e-9))
 
     def _greeted_by(self, token: bytes) -> int | None:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -142,15 +153,15 @@ def read_alone(line: Line, *, now_s: Callable[[], float] = time.perf_counter) ->
     line.send(0)
     trips_s: list[float] = []
     while len(trips_s) < PINGS and (len(trips_s) < LEAST_PINGS or now_s() - began_s < PINGING_S):
-        trips_s.append(line.send(0))
+        trips_s.append(line.send(0).taken_s)
     round_trip_s = min(trips_s)
     nbytes = FIRST_BYTES
     while True:
-        taken_s = line.send(nbytes)
+        taken_s, worked_s = line.send(nbytes)
         moving_s = _moving_s(taken_s, round_trip_s)
         is_long = moving_s >= ENOUGH_S or now_s() - began_s > MOST_PAIR_S
         if is_long or nbytes == LARGEST_BYTES:
-            return Reading(round_trip_s, nbytes / moving_s)
+            return Reading(round_trip_s, nbytes / moving_s, worked_s / taken_s)
         # By a factor of eight at most: what passes at once in a burst says little of the rest.
         wanted_bytes = max(2 * nbytes, round(nbytes * WANTED_S / moving_s))
         nbytes = min(LARGEST_BYTES, 8 * nbytes, wanted_bytes)
@@ -169,7 +180,7 @@ def read_together(
     moving_s = 0.0
     sent_bytes = 0
     while now_s() - began_s < TOGETHER_S:
-        taken_s = line.send(chunk_bytes)
+        taken_s, _ = line.send(chunk_bytes)
         moving_s += _moving_s(taken_s, round_trip_s)
         sent_bytes += chunk_bytes
     return sent_bytes / moving_s

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gradweave.doctor.checkup import Flow, RankFacts, Speed, Unreached, hosts_of
 from gradweave.doctor.meeting import Meeting
@@ -174,6 +175,7 @@ class _Tour:
                 receiver=receiver,
                 round_trip_s=reading.round_trip_s,
                 bytes_per_s=reading.bytes_per_s,
+                core_share=reading.core_share,
             )
         )
 
@@ -207,12 +209,8 @@ class _Tour:
 
 
 def _better(known: Speed | None, speed: Speed) -> Speed:
-    """The best of both, each number by itself."""
+    """The faster of both, with the shorter round trip."""
     if known is None:
         return speed
-    return Speed(
-        sender=speed.sender,
-        receiver=speed.receiver,
-        round_trip_s=min(known.round_trip_s, speed.round_trip_s),
-        bytes_per_s=max(known.bytes_per_s, speed.bytes_per_s),
-    )
+    faster = max(known, speed, key=lambda one: one.bytes_per_s)
+    return replace(faster, round_trip_s=min(known.round_trip_s, speed.round_trip_s))

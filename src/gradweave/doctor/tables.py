@@ -8,6 +8,7 @@ from msgspec import Struct
 from gradweave.doctor import words
 from gradweave.doctor.checkup import Checkup, Host, RankFacts
 from gradweave.doctor.rounds import Pair
+from gradweave.doctor.slowness import SLOW_TRIP_S
 
 LEVELS = 10
 # Of more hosts, a matrix is too wide for a terminal.
@@ -123,8 +124,9 @@ def _share_of_largest(number: float, numbers: list[float]) -> float:
     return number / max(numbers)
 
 
-def _share_of_least(number: float, numbers: list[float]) -> float:
-    return min(numbers) / number
+def _share_of_least(seconds: float, numbers: list[float]) -> float:
+    """As verdicts see it: differences of some microseconds are no difference."""
+    return (min(numbers) + SLOW_TRIP_S) / (seconds + SLOW_TRIP_S)
 
 
 def _microseconds(seconds: float) -> str:

@@ -1,9 +1,11 @@
 """Hosts and links that are slow, alone or while all send."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 
 from gradweave.doctor import words
 from gradweave.doctor.checkup import Checkup, Host
+from gradweave.doctor.rounds import Pair
 from gradweave.doctor.slowness import (
     Contention,
     Cut,
@@ -15,12 +17,15 @@ from gradweave.doctor.slowness import (
 )
 from gradweave.doctor.verdicts.finding import Finding
 
+# Rates that need more of the core time which a process gets on these hosts are the cores', not the
+# network's: beyond it all count as alike. Twenty processes that want two cores leave a tenth of a
+# core to each, and links that nothing shapes then seem to differ by a factor of four.
+CORE_SHARE = 0.3
+
 
 def slow(checkup: Checkup, explained: set[int]) -> Iterator[Finding]:
     hosts = _by_first_rank(checkup)
-    slowness = what_is_slow(
-        {pair: rate for pair, rate in checkup.rates.items() if not explained & set(pair)}
-    )
+    slowness = what_is_slow(_network_rates(checkup, explained))
     for member in slowness.members:
         yield _slow_host(hosts[member.member], member)
     for pair in slowness.pairs:
@@ -70,7 +75,7 @@ def _slow_uplink(hosts: Mapping[int, Host], cut: Cut) -> Finding:
 
 def contention(checkup: Checkup, explained: set[int]) -> Iterator[Finding]:
     hosts = _by_first_rank(checkup)
-    alone = {pair: rate for pair, rate in checkup.rates.items() if not explained & set(pair)}
+    alone = _network_rates(checkup, explained)
     together = {(one.sender, one.receiver): one.bytes_per_s for one in checkup.together}
     found = what_contends(alone, together)
     if found is None:
@@ -130,6 +135,23 @@ def latency(checkup: Checkup, explained: set[int]) -> Iterator[Finding]:
             f"there and back, between others {words.duration(pair.usual)}",
             advice=advice,
         )
+
+
+def _network_rates(checkup: Checkup, explained: set[int]) -> dict[Pair, float]:
+    """Between hosts that nothing else is known of, as far as cores could move the bytes."""
+    most = _bytes_per_s_of_cores(checkup)
+    return {
+        pair: min(rate, most) for pair, rate in checkup.rates.items() if not explained & set(pair)
+    }
+
+
+def _bytes_per_s_of_cores(checkup: Checkup) -> float:
+    """By the message that took the least work for each byte, on the host that has least time."""
+    s_per_byte = min((one.core_share / one.bytes_per_s for one in checkup.alone), default=0.0)
+    if s_per_byte == 0:
+        return inf
+    available = [min(1.0, host.first.host_cores / (1 + host.first.load)) for host in checkup.hosts]
+    return CORE_SHARE * min(available) / s_per_byte
 
 
 def _by_first_rank(checkup: Checkup) -> dict[int, Host]:
