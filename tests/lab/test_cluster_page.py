@@ -25,6 +25,8 @@ INSTALL, SETTINGS, EVERYWHERE, FIRST, SLURM = (
     "on the first machine",
     "slurm",
 )
+STEPS = [block for block in SHELL if block.note in {EVERYWHERE, FIRST}]
+(BATCH,) = (block.text for block in SHELL if block.note == SLURM)
 NODES = 2
 LIMIT_S = 300.0  # for half a minute's work, on a busy machine
 
@@ -51,7 +53,7 @@ def test_every_block_says_who_runs_it():
     notes = [block.note for block in SHELL]
     assert set(notes) == {INSTALL, SETTINGS, EVERYWHERE, FIRST, SLURM}
     assert notes[:2] == [INSTALL, SETTINGS]  # all others rely on these
-    assert [notes.count(note) for note in (INSTALL, SETTINGS, SLURM)] == [1, 1, 1]
+    assert [notes.count(note) for note in (INSTALL, SETTINGS)] == [1, 1]
 
 
 def test_installing_is_as_in_the_readme():
@@ -64,18 +66,16 @@ def test_installing_is_as_in_the_readme():
 
 def test_what_is_typed_uses_what_was_set():
     set_before = set(re.findall(r"export (\w+)=", SHELL[1].text))
-    for block in SHELL[2:]:
-        if block.note != SLURM:
-            assert set(re.findall(r"\$(\w+)", block.text)) <= set_before, block.text
+    for block in STEPS:
+        assert set(re.findall(r"\$(\w+)", block.text)) <= set_before, block.text
 
 
 def test_slurm_reads_its_options_before_the_first_command():
-    (script,) = [block.text for block in SHELL if block.note == SLURM]
-    first, *lines = script.splitlines()
+    first, *lines = BATCH.splitlines()
     assert first == "#!/bin/bash"
     options = [line for line in lines if line.startswith("#SBATCH --")]
     assert lines[: len(options)] == options
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    subprocess.run(["bash", "-n"], input=BATCH, text=True, check=True)
 
 
 def small_network():
@@ -116,23 +116,35 @@ def test_the_python_runs(tmp_path):
 
 
 class Nodes:
-    """A cluster whose machines share a checkout, and what they say."""
+    """A cluster whose machines share a checkout, and what they were told and said."""
 
     def __init__(self, cluster, checkout):
         self.cluster, self.checkout = cluster, checkout
-        self.lines = {node: [] for node in range(NODES)}  # of the last that was run
+        self._answers = []
+
+    def answer_to(self, command):
+        """What each said to the block with this command, which comes after those before it."""
+        (place,) = [place for place, block in enumerate(STEPS) if command in block.text]
+        while len(self._answers) <= place:
+            block = STEPS[len(self._answers)]
+            asked = range(NODES) if block.note == EVERYWHERE else range(1)
+            self._answers.append(
+                self.run(
+                    {n: own_settings(n) + (block.text if n in asked else "") for n in range(NODES)}
+                )
+            )
+        return self._answers[place]
 
     def run(self, scripts, **env):
         """One shell for each node; the first command that fails ends all."""
-        self.lines = {node: [] for node in scripts}
-        everything = []
+        printed, everything = {node: [] for node in scripts}, []
         for node, script in scripts.items():
             (self.checkout / f"node{node}.sh").write_text(script)
 
         def take(line):
             everything.append(line.text)
             if not line.is_error:
-                self.lines[line.rank].append(line.text)
+                printed[line.rank].append(line.text)
 
         job = self.cluster.start(
             ["sh", "-c", 'exec bash -e "$(hostname).sh"'],
@@ -142,13 +154,7 @@ class Nodes:
         )
         result = job.wait(LIMIT_S)
         assert result.exit_code == 0, "\n".join([*scripts.values(), *everything[-200:]])
-
-
-@pytest.fixture(scope="module")
-def nodes(namespaces, tmp_path_factory):
-    checkout = make_checkout(tmp_path_factory.mktemp("checkout"))
-    with chdir(checkout), Cluster(ClusterSpec(nodes=NODES, rate="200mbit")) as cluster:
-        yield Nodes(cluster, checkout)
+        return {node: "\n".join(lines) for node, lines in printed.items()}
 
 
 def own_settings(node):
@@ -159,35 +165,23 @@ def own_settings(node):
 
 
 @pytest.fixture(scope="module")
-def said(nodes):
-    """What the nodes print for each block, from a shell in which the settings were made."""
-    found = {}
-    for block in SHELL[2:]:
-        if block.note == SLURM:
-            continue
-        asked = range(NODES) if block.note == EVERYWHERE else range(1)
-        nodes.run({n: own_settings(n) + (block.text if n in asked else "") for n in range(NODES)})
-        found[block.text] = {node: "\n".join(lines) for node, lines in nodes.lines.items()}
-    return found
-
-
-def answer_to(said, command):
-    """What the nodes said to the one block with this command."""
-    ((_, answer),) = [(text, answer) for text, answer in said.items() if command in text]
-    return answer
+def nodes(namespaces, tmp_path_factory):
+    checkout = make_checkout(tmp_path_factory.mktemp("checkout"))
+    with chdir(checkout), Cluster(ClusterSpec(nodes=NODES, rate="200mbit")) as cluster:
+        yield Nodes(cluster, checkout)
 
 
 @in_the_lab
-def test_the_doctor_looks_at_both_machines(said):
-    answer = answer_to(said, "gradweave doctor")
+def test_the_doctor_looks_at_both_machines(nodes):
+    answer = nodes.answer_to("gradweave doctor")
     assert "10.77.0.1" in answer[0]
     assert "10.77.1.1" in answer[0]
 
 
 @in_the_lab
 @pytest.mark.parametrize("run", ["mine", "static"])
-def test_both_ways_train_one_world_over_the_links(said, nodes, run):
-    answer = answer_to(said, f"--output runs/{run}\n")
+def test_both_ways_train_one_world(nodes, run):
+    answer = nodes.answer_to(f"--output runs/{run}\n")
     assert f"{NODES} ranks, loss 2." in answer[0]
     assert "\nMeasured: " in answer[0]
     assert "ranks, loss" not in answer[1]
@@ -196,38 +190,43 @@ def test_both_ways_train_one_world_over_the_links(said, nodes, run):
 
 
 @in_the_lab
-def test_gradients_took_the_interface_that_was_set(said, nodes):
-    """Each of the trainings sends nearly a megabyte in each of its steps."""
-    trainings = sum(text.count("examples/train_cluster.py") for text in said)
-    assert min(nodes.cluster.sent_bytes().by_node) > trainings * 5 * 10**7
-
-
-@in_the_lab
-def test_the_second_run_begins_with_the_plan_of_the_first(said, nodes):
-    answer = answer_to(said, "GRADWEAVE_CACHE=plans")
+def test_the_second_run_begins_with_the_plan_of_the_first(nodes):
+    answer = nodes.answer_to("GRADWEAVE_CACHE=plans")
+    assert answer[0].count(" ranks, loss 2.") == 2
     assert answer[0].count("remembered from an earlier run") == 1
     assert len(list((nodes.checkout / "plans").iterdir())) == 1
 
 
 @in_the_lab
-def test_the_page_has_both_wrappers(said, nodes):
-    assert "'messages': " in answer_to(said, "--wrapper torch")[0]
+def test_torchs_own_wrapper_is_watched(nodes):
+    assert "'messages': " in nodes.answer_to("--wrapper torch")[0]
+
+
+@in_the_lab
+def test_the_page_has_both_wrappers(nodes):
+    nodes.answer_to("gradweave report")
     folders = read_folders([nodes.checkout / "runs" / run for run in ("mine", "torch")])
     assert [folder.run.results.rows[0].runtime for folder in folders] == ["gradweave", "torch-ddp"]
     assert all(len(ranks) == NODES for f in folders for ranks in f.run.measured.values())
-    page = (nodes.checkout / "report.html").read_text()
-    assert "Trainings side by side" in page
+    assert "Trainings side by side" in (nodes.checkout / "report.html").read_text()
     assert (nodes.checkout / "trace.json").stat().st_size > 0
+
+
+@in_the_lab
+def test_gradients_took_the_interface_that_was_set(nodes):
+    """Each of the trainings sends nearly a megabyte in each of its steps."""
+    nodes.answer_to("gradweave report")
+    trainings = sum(block.text.count("examples/train_cluster.py") for block in STEPS)
+    assert min(nodes.cluster.sent_bytes().by_node) > trainings * 5 * 10**7
 
 
 @in_the_lab
 def test_the_slurm_script(nodes, tmp_path):
     """Slurm itself is not here; what it would start and tell is."""
-    (script,) = [block.text for block in SHELL if block.note == SLURM]
     for name, body in STAND_INS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    nodes.run(dict.fromkeys(range(NODES), script), **SLURM_TELLS, PATH=path)
-    assert f"{NODES} ranks, loss 2." in "\n".join(nodes.lines[0])
+    answer = nodes.run(dict.fromkeys(range(NODES), BATCH), **SLURM_TELLS, PATH=path)
+    assert f"{NODES} ranks, loss 2." in answer[0]
     assert (nodes.checkout / "runs" / "17" / "report.html").is_file()
