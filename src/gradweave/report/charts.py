@@ -312,39 +312,48 @@ def _thinned(series: LossSeries) -> LossSeries:
 
 
 def step_times(steps: Steps, width: int) -> str:
-    """How long each step took, the median of neighbours where there are many; stages beside it."""
+    """How long each step took, coloured by the stage of planning that it belongs to.
+
+    Of many steps, those of a stage that follow each other are drawn as their median.
+    """
     together = -(-len(steps.step_s) // MOST_POINTS)
     data: list[Row] = []
-    for first in range(0, len(steps.step_s), together):
-        part = steps.step_s[first : first + together]
-        ms = 1e3 * float(np.median(part))
-        named = f"step {first}" if len(part) == 1 else f"steps {first} to {first + len(part) - 1}"
-        data.append({"step": first, "ms": ms, "says": f"{named}: {ms:,.1f} ms"})
+    for stage, begin, end in _stages(steps):
+        for first in range(begin, end, together):
+            part = steps.step_s[first : min(end, first + together)]
+            ms = 1e3 * float(np.median(part))
+            last = first + len(part) - 1
+            named = f"step {first}" if first == last else f"steps {first} to {last}"
+            says = f"{named}, {stage}: {ms:,.1f} ms"
+            data.append({"step": first, "ms": ms, "stage": stage, "says": says})
+    found = dict.fromkeys(str(row["stage"]) for row in data)
     base = _chart(data).encode(
         x=alt.X("step:Q", title="step", axis=alt.Axis(grid=False)),
         y=alt.Y("ms:Q", title="milliseconds a step", scale=alt.Scale(zero=True)),
     )
-    lines = base.mark_line(strokeWidth=1.5, color="var(--measured)", aria=False)
-    points = base.mark_point(filled=True, size=18, opacity=1, color="var(--measured)").encode(
-        description="says:N"
+    line = base.mark_line(strokeWidth=1, color="var(--line)", aria=False)
+    points = base.mark_point(filled=True, size=24, opacity=1).encode(
+        description="says:N",
+        color=_colours("stage", {stage: STAGES.get(stage, "var(--ink-2)") for stage in found}),
     )
-    layers = [lines, points]
-    if len(steps.stages) > 1:
-        begins = _chart(
-            [
-                {
-                    "step": begin.step,
-                    "stage": begin.stage,
-                    "says": f"from step {begin.step} on: {begin.stage}",
-                }
-                for begin in steps.stages
-            ]
-        ).encode(x="step:Q")
-        rules = begins.mark_rule(strokeDash=DASHED, color="var(--ink-2)").encode(
-            description="says:N"
-        )
-        names = begins.mark_text(
-            align="left", angle=90, dx=4, dy=-4, fontSize=11, color="var(--ink-2)", aria=False
-        ).encode(text="stage:N", y=alt.value(0))
-        layers += [rules, names]
-    return _svg(alt.LayerChart(layer=layers), width, height=240)
+    return _svg(alt.LayerChart(layer=[line, points]), width, height=240)
+
+
+# How far planning has come, to the colour of its steps.
+STAGES = {
+    "not begun": "var(--ink-2)",
+    "recording": "var(--b2)",
+    "learning": "var(--b3)",
+    "warming up": "var(--b6)",
+    "trying": "var(--b1)",
+    "settled": "var(--measured)",
+}
+
+
+def _stages(steps: Steps) -> list[tuple[str, int, int]]:
+    """Each with its first step, and the first of the next one."""
+    begins = [begin for begin in steps.stages if begin.step < len(steps.step_s)]
+    ends = [*(begin.step for begin in begins[1:]), len(steps.step_s)]
+    first = begins[0].step if begins else len(steps.step_s)
+    before = [("unknown", 0, first)] if first else []
+    return before + [(one.stage, one.step, end) for one, end in zip(begins, ends, strict=True)]

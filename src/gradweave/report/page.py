@@ -7,6 +7,7 @@ in assets/. A content security policy in the page forbids every request and ever
 import base64
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files as package_files
@@ -302,16 +303,16 @@ def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
     trainings = [folder for folder in folders if folder.run.steps is not None]
     if len(trainings) < SEVERAL:
         return None
+    names = _apart([folder.name for folder in trainings])
     rows = [
-        replace(row, runtime=f"{folder.name}: {row.runtime}")
-        for folder in trainings
-        for row in folder.run.results.rows
+        replace(folder.run.results.rows[0], runtime=name)
+        for name, folder in zip(names, trainings, strict=True)
     ]
     fastest, *_, slowest = sorted(rows, key=lambda row: row.iteration_s)
     curves = [
-        replace(series, label=f"{folder.name}: {series.label}")
-        for folder in trainings
-        for series in (() if folder.losses is None else folder.losses.series)
+        replace(folder.losses.series[0], label=name)
+        for name, folder in zip(names, trainings, strict=True)
+        if folder.losses is not None
     ]
     losses = charts.thinned(Losses(series=tuple(curves))) if len(curves) > 1 else None
     return {
@@ -323,3 +324,13 @@ def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
         if losses is None
         else [_chart(partial(charts.loss_curves, losses, over)) for over in ("steps", "wall_s")],
     }
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """The same names, with a number where one stands twice."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found
