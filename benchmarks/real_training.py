@@ -153,7 +153,7 @@ def main() -> None:
             continue
         print(experiment.title, flush=True)
         with Cluster(experiment.spec) as cluster:
-            found = train_for_real(cluster, experiment.question)
+            found = train_for_real(cluster, experiment.question).series
         known = [one for one in known if one.experiment != experiment.name]
         series = [found[runtime] for runtime in experiment.question.runtimes]
         known.append(Trained(experiment=experiment.name, made_with=made_with(), series=series))

@@ -1,5 +1,6 @@
 """What an experiment measured, beside what was predicted."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 from math import isfinite
 
@@ -64,6 +65,18 @@ class StageBegin(Struct, frozen=True, forbid_unknown_fields=True):
     step: int
 
 
+# What stages of planning are to people; all that are not here are planning.
+PHASE_OF_STAGE = {"trying": "trying", "settled": "settled"}
+PLANNING = "planning"
+
+
+def planning_phases(stages: Iterable[StageBegin]) -> tuple[StageBegin, ...]:
+    """Stages as people tell them apart: planning, trying, settled."""
+    named = [StageBegin(PHASE_OF_STAGE.get(one.stage, PLANNING), one.step) for one in stages]
+    before = [None, *(one.stage for one in named)]
+    return tuple(one for one, last in zip(named, before, strict=False) if one.stage != last)
+
+
 class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the loss fell in one training: after which steps, and how long that had taken."""
 
@@ -89,6 +102,10 @@ class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         begins = [begin.step for begin in self.stages]
         if any(after <= before for before, after in pairwise((-1, *begins))):
             raise ValueError(f"{self.label!r}: stages must begin one after the other, from 0 on")
+
+    @property
+    def phases(self) -> tuple[StageBegin, ...]:
+        return planning_phases(self.stages)
 
 
 class Losses(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from report_cases import (
     write_losses,
     write_odd_run,
     write_run,
+    write_trained_run,
 )
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -43,6 +44,11 @@ def small_run(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def trained_run(tmp_path_factory) -> Path:
+    return write_trained_run(tmp_path_factory.mktemp("runs") / "trained")
+
+
+@pytest.fixture(scope="session")
 def hostile_run(tmp_path_factory) -> Path:
     return write_hostile_run(tmp_path_factory.mktemp("runs") / "<img src=x onerror=alert(1)>")
 
@@ -56,13 +62,23 @@ def large_run(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def odd_page(tmp_path_factory) -> str:
-    return make_page(read_folders([write_odd_run(tmp_path_factory.mktemp("runs") / "odd")]))
+def odd_run(tmp_path_factory) -> Path:
+    return write_odd_run(tmp_path_factory.mktemp("runs") / "odd")
+
+
+@pytest.fixture(scope="session")
+def odd_page(odd_run) -> str:
+    return make_page(read_folders([odd_run]))
 
 
 @pytest.fixture(scope="session")
 def small_page(small_run) -> str:
     return make_page(read_folders([small_run]))
+
+
+@pytest.fixture(scope="session")
+def trained_page(trained_run) -> str:
+    return make_page(read_folders([trained_run]))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gradweave import files
-from gradweave.compression import Compression
+from gradweave.compression import Compression, parse_compression
 from gradweave.costs import Curve, Line, Link, flat
 from gradweave.kept import Account, Steps
 from gradweave.network import CollectiveCost, Network
@@ -68,7 +68,7 @@ def write_run(
     """Predicted by the simulator; measured as a recorder sees it, five percent slower."""
     predictions = []
     for runtime, planner in (runtimes or RUNTIMES).items():
-        is_sharded = runtime == "sharded"
+        is_sharded, is_thinned = runtime == "sharded", runtime.startswith("gtopk")
         plan = make_plan(
             trace,
             network,
@@ -76,6 +76,7 @@ def write_run(
             planner=planner,
             collective="ring" if is_sharded else "native",
             passes="both" if is_sharded else "backward",
+            compression=parse_compression(runtime) if is_thinned else None,
         )
         timeline = simulate(trace, plan, network, workers=WORKERS)
         predictions.append(Prediction(runtime=runtime, plan=plan, timeline=timeline))
@@ -90,9 +91,24 @@ def _written(path: Path, trace: Trace, network: Network, predictions: list[Predi
         folder.predict(prediction)
     torch_s = measured[predictions[0].runtime].iteration_s
     rows = tuple(_result(trace, p, measured[p.runtime], torch_s) for p in predictions)
-    by_rank = {name: [timeline, timeline] for name, timeline in measured.items()}
+    by_rank = {name: [timeline, slower(timeline)] for name, timeline in measured.items()}
     folder.finish(Results(command="gradweave bench training", rows=rows), by_rank)
     return path
+
+
+def slower(timeline: Timeline) -> Timeline:
+    """The same with a backward that takes half as long again, and no message before its end."""
+    (backward,) = (span for span in timeline.spans if span.lane == "backward")
+    late_s = (backward.end_s - backward.start_s) / 2
+    later = [
+        replace(
+            span,
+            start_s=span.start_s + (late_s if span.lane == "communication" else 0.0),
+            end_s=span.end_s + (late_s if span.lane != "forward" else 0.0),
+        )
+        for span in timeline.spans
+    ]
+    return Timeline(spans=tuple(later))
 
 
 def _recorded(trace: Trace, predicted: Timeline) -> Timeline:
@@ -243,6 +259,36 @@ def write_losses(path: Path, *, label: str = "gtopk:0.001") -> None:
     files.write(path / "losses.json", Losses(series=tuple(series)))
 
 
+COURSE = (("not begun", 0), ("recording", 1), ("learning", 4), ("trying", 12), ("settled", 30))
+
+
+def write_step_losses(path: Path, *, label: str = "gradweave") -> None:
+    """Every step of two trainings; ours is faster once it has settled."""
+    steps = tuple(range(60))
+    series = []
+    for name, settled_s in (("torch-ddp", 0.3), (label, 0.2)):
+        taken_s = [0.3 if step < COURSE[-1][1] else settled_s for step in steps]
+        stages = COURSE if name == label else ()
+        series.append(
+            LossSeries(
+                label=name,
+                steps=steps,
+                losses=tuple(2.3 * float(np.exp(-step / 40)) for step in steps),
+                wall_s=tuple(float(end_s) for end_s in np.cumsum(taken_s)),
+                stages=tuple(StageBegin(*stage) for stage in stages),
+            )
+        )
+    files.write(path / "losses.json", Losses(series=tuple(series)))
+
+
+def write_trained_run(path: Path) -> Path:
+    """Torch's wrapper and ours, and one that changes the training, with every step of it."""
+    runtimes = {"torch-ddp": "ddp", "gtopk": "optimal", "gradweave": "optimal"}
+    write_run(path, drawn_trace(40), measured_network(), runtimes=runtimes)
+    write_step_losses(path)
+    return path
+
+
 Case = tuple[Trace, Line, float]  # and a tolerance
 
 
@@ -280,6 +326,36 @@ def planner_cases(count: int, *, seed: int, most_tensors: int) -> list[Case]:
         line = Line(startup_s=startup_s, s_per_byte=per_byte)
         cases.append((trace, line, float(random.choice([0.0, 0.01, 0.05]))))
     return cases
+
+
+CurveCase = tuple[Trace, Curve]
+
+
+def curve_cases(count: int, *, seed: int, most_tensors: int) -> list[CurveCase]:
+    """The traces of ``planner_cases`` with measured points, some of them out of line."""
+    random = np.random.default_rng(seed)
+    cases = []
+    for trace, line, _ in planner_cases(count, seed=seed, most_tensors=most_tensors):
+        points = int(random.integers(2, 9))
+        sizes = np.unique(random.integers(1, 10 ** random.integers(3, 9), points))
+        sizes = np.union1d(sizes, [1, 10 ** int(random.integers(4, 8))])
+        seconds = 1e-9 + line.seconds(sizes.astype(float)) * random.uniform(0.5, 1.5, len(sizes))
+        seconds[-1] = max(seconds)  # or the last slope would fall
+        curve = Curve(
+            nbytes=tuple(int(size) for size in sizes),
+            measured_s=tuple(float(one) for one in seconds),
+        )
+        cases.append((trace, curve))
+    return cases
+
+
+def curve_as_json(case: CurveCase) -> dict[str, object]:
+    trace, curve = case
+    line = Line(startup_s=0.0, s_per_byte=0.0)
+    return as_json((trace, line, 0.01)) | {
+        "bytes": list(curve.nbytes),
+        "seconds": list(curve.measured_s),
+    }
 
 
 def as_json(case: Case) -> dict[str, object]:

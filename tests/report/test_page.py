@@ -4,19 +4,26 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
 from msgspec.structs import replace
-from report_cases import HOSTILE, RUNTIMES, drawn_trace, measured_network, write_run
+from report_cases import (
+    HOSTILE,
+    RUNTIMES,
+    drawn_trace,
+    measured_network,
+    write_losses,
+    write_run,
+)
 
 from gradweave.advice import advise
 from gradweave.compression import WIRE_SHARES
-from gradweave.costs import Line
-from gradweave.network import CollectiveCost, Network
-from gradweave.report.document import ring_link
 from gradweave.report.folders import read_folders
 from gradweave.report.page import make_page
+from gradweave.report.runtimes import is_lossy
+from gradweave.report.sentences import about_lossy
 
 LOADING = {"src", "href", "xlink:href", "srcset", "data", "action", "poster"}
 
@@ -88,7 +95,7 @@ def test_what_is_on_it(small_page):
         assert text in words
     assert "optimal was the fastest" in words or "mgwfbp was the fastest" in words
     figures = re.findall(r'<p class="see">([^<]+)</p>', small_page)
-    assert len(figures) == 9
+    assert len(figures) == 10
     assert all(sentence.endswith(".") and sentence.count(". ") == 0 for sentence in figures)
 
 
@@ -164,17 +171,162 @@ def test_several_runs_make_one_page(small_run, hostile_run):
     assert 'id="run-2"' in page
 
 
-@pytest.mark.parametrize("workers", [2, 4, 7])
-def test_a_network_without_links_gets_those_of_a_ring_that_costs_the_same(workers):
-    line = Line(startup_s=0.012, s_per_byte=1.5e-8)
-    entry = CollectiveCost(operation="all-reduce", collective="native", workers=workers, cost=line)
-    network = Network(name="lines", source="made up", costs=(entry,))
-    link = ring_link(network, workers).link
-    assert 2 * (workers - 1) * link.latency_s == pytest.approx(line.startup_s)
-    assert 2 * (workers - 1) / workers * link.s_per_byte == pytest.approx(line.s_per_byte)
+def test_ours_is_named_first_and_what_changes_the_training_stands_apart(trained_run, trained_page):
+    (folder,) = read_folders([trained_run])
+    rows = {row.runtime: row for row in folder.run.results.rows}
+    assert rows["gtopk"].iteration_s < rows["gradweave"].iteration_s, "the case shows nothing"
+    (said,) = re.findall(r'<p class="headline">([^<]+)</p>', trained_page)
+    assert said.startswith(f"gradweave took {1e3 * rows['gradweave'].iteration_s:,.1f} ms")
+    assert "times as fast as torch-ddp" in said
+    assert "gtopk" not in said
+    (apart,) = re.findall(r'<p class="lossy">([^<]+)</p>', trained_page)
+    assert apart.startswith("Apart, because it changes what is learnt: gtopk, ")
+    assert "whose loss is not known here" in apart
+    names = [runtime["name"] for runtime in data_of(trained_page)["runs"][0]["runtimes"]]
+    assert names == ["gradweave", "torch-ddp", "gtopk"]
+    panels = re.findall(r"<h4>([^<]+)", trained_page)
+    assert [name.strip() for name in panels] == [*names, *names]
+
+
+def test_what_a_lossy_runtime_has_learnt(trained_run, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(trained_run, path)
+    write_losses(path, label="gtopk:0.001")
+    (folder,) = read_folders([path])
+    dense, thinned = folder.losses.series
+    said = about_lossy(folder)
+    assert f"whose loss after 180 steps is {thinned.losses[-1]:.4f}" in said
+    assert f"beside {dense.losses[-1]:.4f} of dense" in said
+
+
+LOSSY = "rounded bf16 fp16 int8 topk:0.01 gtopk gtopk-tree powersgd:2 torch-fp16 torch-bf16-tuned"
+EXACT = "gradweave gradweave:exact torch-ddp torch-ddp-tuned zero fsdp2:single sharded optimal:0.05"
+
+
+def test_who_changes_the_training():
+    assert all(map(is_lossy, [*LOSSY.split(), "gradweave:rounded"]))
+    assert not any(map(is_lossy, [*EXACT.split(), "bsp-overlap:ring", "a stranger"]))
+
+
+def test_a_plan_that_makes_messages_smaller_changes_the_training(odd_run):
+    (folder,) = read_folders([odd_run])
+    assert is_lossy("somebody's", folder.run.plans["gtopk"])
+    assert not is_lossy("somebody's", folder.run.plans["parameter-server:1"])
+
+
+def test_names_that_are_used_are_explained(small_page, trained_page):
+    def explained_on(page):
+        return re.findall(r"<dt>([^<]+)</dt>", page)
+
+    assert explained_on(small_page) == [*RUNTIMES, "ddp"]
+    planners = ["ddp", "wfbp", "single", "mgwfbp", "optimal"]
+    assert explained_on(trained_page) == ["gradweave", "torch-ddp", "gtopk", *planners]
+
+
+def test_phases_of_planning_are_marked_on_curves(trained_page, small_page):
+    words = " ".join(Elements(trained_page).words)
+    for phase in ("planning", "trying", "settled"):
+        assert f">{phase}</text>" in trained_page
+        assert f">{phase}</text>" not in small_page
+    assert "gradweave: settled after 30 steps" in trained_page
+    assert "How long each step took" in words
+    assert "gradweave: step 31 took 200.0 ms" in trained_page
+    assert "How long each step took" not in " ".join(Elements(small_page).words)
+
+
+def without(folder, *, measured=(), predicted=(), plans=()):
+    run = folder.run
+    changed = replace(
+        run,
+        measured={name: one for name, one in run.measured.items() if name not in measured},
+        predicted={name: one for name, one in run.predicted.items() if name not in predicted},
+        plans={name: one for name, one in run.plans.items() if name not in plans},
+    )
+    return replace(folder, run=changed)
+
+
+def test_what_a_run_lacks_is_said(trained_run):
+    """A folder of a training may lack what a benchmark's has."""
+    (folder,) = read_folders([trained_run])
+    bare = without(
+        folder,
+        measured=["torch-ddp", "gtopk"],
+        predicted=["gradweave", "gtopk"],
+        plans=["gradweave", "gtopk"],
+    )
+    page = make_page([bare])
+    ours, torchs, thinned = data_of(page)["runs"][0]["runtimes"]
+    assert (ours["predicted"], torchs["measured"]) == (None, None)
+    assert (thinned["measured"], thinned["predicted"], thinned["buckets"]) == (None, None, [])
+    sent = [m[4] for m in ours["measured"]["messages"]]
+    assert ours["buckets"] == sent
+    assert ours["ways"] == ["native"] * len(sent)
+    assert page.count('<div class="gantt"></div>') == 2 + 1
+    for missing in ("measured", "predicted", "measured or predicted"):
+        assert f"No timeline was {missing}." in page
+
+
+def test_nodes_and_predictions_may_be_unknown(trained_run):
+    (folder,) = read_folders([trained_run])
+    rows = tuple(
+        replace(
+            row,
+            rate=None,
+            nodes=None,
+            ranks_per_node=None,
+            predicted_s=None,
+            prediction_error=None,
+            compute_s=None,
+            exposed_s=None,
+            speedup=None,
+        )
+        for row in folder.run.results.rows
+    )
+    results = replace(folder.run.results, rows=rows)
+    page = make_page([replace(folder, run=replace(folder.run, results=results))])
+    assert "4 workers. Network lab" in page
+    assert "waiting for the network (" not in page
+    assert "ms were predicted" not in page
+    assert "speed-up" not in page.split("<script")[0]
+
+
+def test_ranks_are_strips_on_one_clock(small_run, small_page):
+    (folder,) = read_folders([small_run])
+    (run,) = data_of(small_page)["runs"]
+    for runtime in run["runtimes"]:
+        timelines = folder.run.measured[runtime["name"]]
+        assert len(runtime["ranks"]) == len(timelines) == 2
+        for strips, timeline in zip(runtime["ranks"], timelines, strict=True):
+            for lane, strip in zip(("forward", "backward", "communication"), strips, strict=True):
+                spans = [span for span in timeline.spans if span.lane == lane]
+                assert strip[0] == pytest.approx(min(span.start_s for span in spans))
+                assert strip[-1] == pytest.approx(max(span.end_s for span in spans))
+                assert strip == sorted(strip)
+
+
+def test_one_rank_alone_has_no_strip(trained_run):
+    (folder,) = read_folders([trained_run])
+    alone = {name: ranks[:1] for name, ranks in folder.run.measured.items()}
+    page = make_page([replace(folder, run=replace(folder.run, measured=alone))])
+    assert all(runtime["ranks"] == [] for runtime in data_of(page)["runs"][0]["runtimes"])
 
 
 def test_a_network_without_links_is_drawn_too(tmp_path):
     network = replace(measured_network(), links=None)
     path = write_run(tmp_path / "run", drawn_trace(5), network)
-    assert "worked out from all-reduce by native" in make_page(read_folders([path]))
+    page = make_page(read_folders([path]))
+    assert 'id="what-if"' in page
+    assert "ring, by formula" not in page
+
+
+def test_without_a_price_nothing_is_asked(tmp_path):
+    """Nobody knows what messages cost among the workers of this run."""
+    path = write_run(tmp_path / "run", drawn_trace(5), measured_network())
+    (folder,) = read_folders([path])
+    entries = tuple(replace(entry, workers=3) for entry in folder.run.network.costs)
+    network = replace(folder.run.network, costs=entries, links=None)
+    page = make_page([replace(folder, run=replace(folder.run, network=network))])
+    assert "What happens with more workers" not in page
+    assert "What a message costs" not in page
+    assert data_of(page)["runs"][0]["price"] is None
+    assert 'id="what-if"' not in page

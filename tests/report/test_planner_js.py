@@ -5,16 +5,17 @@ import shutil
 import subprocess
 from importlib.resources import files as package_files
 
+import numpy as np
 import pytest
-from report_cases import as_json, planner_cases
+from report_cases import as_json, curve_as_json, curve_cases, planner_cases
 
 from gradweave.compression import WIRE_SHARES, Compression
-from gradweave.costs import Link, flat
-from gradweave.costs.all_reduce import ring
+from gradweave.costs import Curve, Line, Link, flat
 from gradweave.network import CollectiveCost, Network
 from gradweave.plan import merge
 from gradweave.planning import find_planner
 from gradweave.planning.optimal import optimal
+from gradweave.report.pricing import Price
 from gradweave.simulation import simulate
 
 ASSETS = package_files("gradweave.report") / "assets"
@@ -103,22 +104,74 @@ def test_waiting_is_what_no_computing_covers():
     assert found == [[2, 3], [4, 5], [6, 9], [10, 11]]
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 64, 2048])
-def test_the_ring(workers):
-    link = Link(latency_s=1.33e-4, s_per_byte=8.4548e-9, sum_s_per_byte=3.1e-11)
+@pytest.mark.parametrize("planner", ["wfbp", "single", "ddp", "mgwfbp", "optimal"])
+def test_every_planner_for_measured_points(planner):
+    cases = curve_cases(400, seed=6, most_tensors=40)
+    found = asked(
+        f"const answer = (c) => PLANNERS.{planner}(c.trace, curve(c.bytes, c.seconds));",
+        *[curve_as_json(case) for case in cases],
+    )
+    merging = find_planner(planner)
+    assert found == [merging(trace, measured) for trace, measured in cases]
+
+
+def test_the_optimum_for_measured_points_of_a_large_model():
+    cases = curve_cases(3, seed=7, most_tensors=800)
+    found = asked(
+        "const answer = (c) => PLANNERS.optimal(c.trace, curve(c.bytes, c.seconds));",
+        *[curve_as_json(case) for case in cases],
+    )
+    assert found == [optimal(trace, measured) for trace, measured in cases]
+
+
+def test_measured_points_are_joined_by_lines():
+    sizes = [1, 999, 1000, 1001, 5000, 64000, 10**6, 3 * 10**6, 10**8]
+    measured = Curve(nbytes=(1000, 64000, 2 * 10**6, 3 * 10**6), measured_s=(0.5, 0.4, 2.0, 3.5))
     (found,) = asked(
-        "const answer = (c) => ringLine(c.link, c.workers);",
+        """const answer = (c) => {
+          const cost = curve(c.bytes, c.seconds);
+          return c.sizes.map((size) => messageSeconds(cost, size));
+        };""",
+        {"bytes": measured.nbytes, "seconds": measured.measured_s, "sizes": sizes},
+    )
+    assert found == measured.seconds(np.array(sizes, dtype=float)).tolist()
+
+
+PRICES = [
+    Curve(nbytes=(1024, 65536, 2**20, 2**24), measured_s=(0.003, 0.0025, 0.02, 0.22)),
+    Line(startup_s=0.004, s_per_byte=1.2e-8),
+]
+
+
+@pytest.mark.parametrize("workers", [2, 4, 7, 2048])
+@pytest.mark.parametrize("cost", PRICES)
+def test_other_clusters_cost_the_same_here_and_there(cost, workers):
+    price = Price(collective="native", workers=4, cost=cost, latency_s=0.0005)
+    expected = price.among(workers, startups=0.3, per_byte=2.5)
+    is_line = isinstance(cost, Line)
+    (found,) = asked(
+        "const answer = (c) => priceAmong(c.price, c.workers, c.startups, c.perByte);",
         {
-            "link": {
-                "latency_s": link.latency_s,
-                "s_per_byte": link.s_per_byte,
-                "sum_s_per_byte": link.sum_s_per_byte,
+            "price": {
+                "workers": 4,
+                "startup_s": price.startup_s,
+                "latency_s": price.latency_s,
+                "cost": {"startup_s": cost.startup_s, "s_per_byte": cost.s_per_byte}
+                if is_line
+                else {"bytes": cost.nbytes, "seconds": cost.measured_s},
             },
             "workers": workers,
+            "startups": 0.3,
+            "perByte": 2.5,
         },
     )
-    line = ring(link, workers)
-    assert found == {"startup_s": line.startup_s, "s_per_byte": line.s_per_byte}
+    assert found["latency_s"] == expected.latency_s
+    if is_line:
+        assert found["cost"]["s_per_byte"] == expected.cost.s_per_byte
+        assert found["cost"]["startup_s"] == expected.cost.startup_s
+    else:
+        assert tuple(found["cost"]["seconds"]) == expected.cost.measured_s
+        assert found["cost"]["lastSlope"] == expected.cost.last_slope
 
 
 def test_what_is_rounded_costs_less_for_its_bytes():

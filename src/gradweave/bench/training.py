@@ -96,6 +96,7 @@ class TrainingAnswer(Struct, frozen=True, kw_only=True):
 
     runtime: str
     prediction: Prediction | None = None
+    explanation: str | None = None  # of the plan it has found
     computing_s: tuple[float, ...] = ()
     iteration_s: float | None = None  # median over the iterations of this repeat
     correct: bool | None = None  # gradients were the mean over the ranks, and buckets the plan's
@@ -174,15 +175,23 @@ def train_on_cluster(
     folder: RunFolder,
     command: str,
     advance: Callable[[], None] = lambda: None,
+    found: Sequence[Prediction] = (),
 ) -> list[Result]:
-    """What is expected is in the folder before the runtimes run, what was measured afterwards."""
+    """What is expected is in the folder before the runtimes run, what was measured afterwards.
+
+    Runtimes that find their plan need not do so again where it was ``found`` before.
+    """
     job = Job(trace, network, cluster.spec.world_size)
     best_cap_mb = {
         name: _best_cap_mb(name, cluster, job, settings, advance)
         for name in settings.runtimes
         if is_tuned(name)
     }
-    cases = [_case(name, job, best_cap_mb.get(name)) for name in settings.runtimes]
+    known = {prediction.runtime: prediction for prediction in found}
+    cases = [
+        _following(_case(name, job, best_cap_mb.get(name)), known.get(name))
+        for name in settings.runtimes
+    ]
     folder.begin(trace, network)
     predictions: dict[str, Prediction] = {}
 
@@ -202,12 +211,14 @@ def train_on_cluster(
 
     named = {case.runtime: case for case in cases}
     for case in cases:
-        if case.plan is not None and not computes(case.runtime):
+        if case.runtime in known:
+            expect(known[case.runtime])
+        elif case.plan is not None and not computes(case.runtime):
             expect_of(case)
     question = _question(
         trace, [Case(runtime=COMPUTE), *cases], settings, timelines=settings.with_timelines
     )
-    answers = _run(cluster, question, advance, learn)
+    answers = ask_for_times(cluster, question, advance, learn)
     results = _results(cluster, trace, cases, predictions, answers)
     folder.finish(
         Results(command=command, rows=tuple(results)),
@@ -216,13 +227,17 @@ def train_on_cluster(
     return results
 
 
-def steps(trace: Trace, settings: Settings) -> int:
+def _following(case: Case, found: Prediction | None) -> Case:
+    return case if found is None else replace(case, plan=found.plan)
+
+
+def steps(trace: Trace, settings: Settings, found: Sequence[Prediction] = ()) -> int:
     """How many times ``train_on_cluster`` will advance."""
     caps = swept_caps_mb(trace.nbytes.sum())
     swept = len(caps) * SWEEP_REPEATS * sum(map(is_tuned, settings.runtimes))
-    found = sum(finds_its_plan(name) or computes(name) for name in settings.runtimes)
+    asked = sum(finds_its_plan(name) or computes(name) for name in settings.runtimes) - len(found)
     passes = settings.repeats + (1 if settings.with_timelines else 0)
-    return swept + found + (len(settings.runtimes) + 1) * passes
+    return swept + asked + (len(settings.runtimes) + 1) * passes
 
 
 SWEEP_REPEATS = 2
@@ -238,8 +253,9 @@ def _best_cap_mb(
         for cap in swept_caps_mb(job.trace.nbytes.sum())
     ]
     sweep = replace(settings, repeats=SWEEP_REPEATS, iterations=SWEEP_ITERATIONS)
-    answers = _run(cluster, _question(job.trace, cases, sweep, timelines=False), advance)
-    fastest = min(cases, key=lambda case: _median_s(answers, case.runtime))
+    question = _question(job.trace, cases, sweep, timelines=False)
+    answers = ask_for_times(cluster, question, advance)
+    fastest = min(cases, key=lambda case: median_s(answers, case.runtime))
     assert fastest.bucket_cap_mb is not None
     return fastest.bucket_cap_mb
 
@@ -312,12 +328,13 @@ def _question(
     )
 
 
-def _run(
+def ask_for_times(
     cluster: Cluster,
     question: TrainingQuestion,
     advance: Callable[[], None],
     learn: Callable[[TrainingAnswer], None] = lambda _: None,
 ) -> list[TrainingAnswer]:
+    """``learn`` sees each answer as it comes, in another thread."""
     answers: list[TrainingAnswer] = []
 
     def take(text: str) -> None:
@@ -336,12 +353,12 @@ def _results(
     predictions: Mapping[str, Prediction],
     answers: Sequence[TrainingAnswer],
 ) -> list[Result]:
-    compute_s = _median_s(answers, COMPUTE)
-    torch_s = _median_s(answers, TORCH) if any(c.runtime == TORCH for c in cases) else None
+    compute_s = median_s(answers, COMPUTE)
+    torch_s = median_s(answers, TORCH) if any(c.runtime == TORCH for c in cases) else None
     results = []
     for case in cases:
         prediction = predictions[case.runtime]
-        iteration_s = _median_s(answers, case.runtime)
+        iteration_s = median_s(answers, case.runtime)
         results.append(
             Result(
                 trace=trace.name,
@@ -357,7 +374,7 @@ def _results(
                 exposed_s=max(0.0, iteration_s - compute_s),
                 messages=len(prediction.plan.buckets),
                 speedup=None if torch_s is None else torch_s / iteration_s,
-                repeats_s=tuple(_times_s(answers, case.runtime)),
+                repeats_s=tuple(times_s(answers, case.runtime)),
                 correct=all(a.correct for a in answers if _is_timing_of(a, case.runtime)),
                 bucket_cap_mb=case.bucket_cap_mb,
             )
@@ -369,9 +386,9 @@ def _is_timing_of(answer: TrainingAnswer, runtime: str) -> bool:
     return answer.runtime == runtime and answer.iteration_s is not None
 
 
-def _times_s(answers: Sequence[TrainingAnswer], runtime: str) -> list[float]:
+def times_s(answers: Sequence[TrainingAnswer], runtime: str) -> list[float]:
     return [a.iteration_s or 0.0 for a in answers if _is_timing_of(a, runtime)]
 
 
-def _median_s(answers: Sequence[TrainingAnswer], runtime: str) -> float:
-    return median(_times_s(answers, runtime))
+def median_s(answers: Sequence[TrainingAnswer], runtime: str) -> float:
+    return median(times_s(answers, runtime))

@@ -34,8 +34,8 @@ from gradweave.workloads.replay import Replay
 TIMELINE_ITERATIONS = 5
 
 
-def found_by_itself(runtime: str, trainee: Trainee) -> Prediction:
-    """What our wrapper settles on, and what it then expects."""
+def found_by_itself(runtime: str, trainee: Trainee) -> TrainingAnswer:
+    """What our wrapper settles on, what it then expects, and what it says about that."""
     ddp = DistributedDataParallel(
         trainee.model,
         process_group=trainee.group,
@@ -46,7 +46,11 @@ def found_by_itself(runtime: str, trainee: Trainee) -> Prediction:
         trainee.iterate(ddp, None)
     if found.plan is None or found.predicted is None:
         raise RequestError(ddp.explain())
-    return Prediction(runtime=runtime, plan=found.plan, timeline=found.predicted)
+    return TrainingAnswer(
+        runtime=runtime,
+        prediction=Prediction(runtime=runtime, plan=found.plan, timeline=found.predicted),
+        explanation=ddp.explain(),
+    )
 
 
 def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingAnswer:
@@ -82,10 +86,11 @@ def answers(question: TrainingQuestion, group: dist.ProcessGroup) -> Iterator[Tr
     trainee = Trainee(model, group)
     cases = list(question.cases)
     for number, case in enumerate(cases):
-        if finds_its_plan(case.runtime):
-            prediction = found_by_itself(case.runtime, trainee)
-            cases[number] = replace(case, plan=prediction.plan)
-            yield TrainingAnswer(runtime=case.runtime, prediction=prediction)
+        if finds_its_plan(case.runtime) and case.plan is None:
+            found = found_by_itself(case.runtime, trainee)
+            assert found.prediction is not None
+            cases[number] = replace(case, plan=found.prediction.plan)
+            yield found
         elif computes(case.runtime):
             taken_s = computing_s(case, trainee)
             yield TrainingAnswer(runtime=case.runtime, computing_s=tuple(taken_s))
@@ -94,8 +99,8 @@ def answers(question: TrainingQuestion, group: dist.ProcessGroup) -> Iterator[Tr
             yield timed(case, trainee, question)
     if question.with_timelines:
         for case in cases:
-            found = timelines(case, trainee, question)
-            yield TrainingAnswer(runtime=case.runtime, timelines=tuple(found))
+            noted = timelines(case, trainee, question)
+            yield TrainingAnswer(runtime=case.runtime, timelines=tuple(noted))
 
 
 def main() -> None:

@@ -1,146 +1,422 @@
-"""See it on this machine: real training and a replayed ResNet-50 on an emulated cluster.
+"""See it on this machine: what Gradweave gains over torch DDP on an emulated cluster.
 
-About three minutes on two cores, without root. It ends with a table and a page to look at.
+Three bars first, then why, then real training, then the planners side by side, and a page to look
+at. About three minutes on two cores, without root.
 """
 
 import argparse
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 
-from msgspec.structs import replace
+from msgspec import Struct
 
 from gradweave import files
+from gradweave.bench.beside_torch import BesideTorch, train_beside_torch
 from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave.bench.real_training import RealQuestion, train_for_real
-from gradweave.bench.training import Settings, compressions_of, steps, to_measure, train_on_cluster
+from gradweave.bench.peer_plans import TORCH
+from gradweave.bench.real_training import (
+    RealQuestion,
+    RealTraining,
+    steps_s,
+    train_for_real,
+    write_run,
+)
+from gradweave.bench.regret import FIRST_STEPS, SETTLED
+from gradweave.bench.training import (
+    OURS,
+    Settings,
+    compressions_of,
+    steps,
+    to_measure,
+    train_on_cluster,
+)
+from gradweave.cli.bars import Bar, print_bars
 from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
 from gradweave.errors import LabError
 from gradweave.lab import Cluster, ClusterSpec
 from gradweave.network import Network
 from gradweave.presets import load_trace
-from gradweave.results import Losses, LossSeries, Result
-from gradweave.runs import RunFolder
+from gradweave.report.runtimes import explained, is_lossy
+from gradweave.results import LossSeries, Result
+from gradweave.runs import Prediction, RunFolder
+from gradweave.trace import Trace
 from gradweave.vocabulary import MIB
 
 Say = Callable[[str], None]
 
+COMMAND = "gradweave demo"
+
 SPEC = ClusterSpec(nodes=4, rate="1gbit")
 
-LABELS = {"torch-ddp": "torch's wrapper", "gradweave": "Gradweave's wrapper"}
+# A sixteenth of the parameters at times of a modern accelerator: what training feels like on slow
+# Ethernet, in a quarter of a second.
+TRACE, PARAMETER_SCALE, FORWARD_S, BACKWARD_S = "resnet50", 1 / 16, 0.075, 0.15
+
+# The planners' comparison; the last one changes what is learnt.
+RUNTIMES = (TORCH, OURS, "wfbp", "single", "mgwfbp", "optimal", "gtopk")
+
+SETTINGS = Settings(runtimes=RUNTIMES, mode="waiting", warmup=2, iterations=3, repeats=2)
+
+# Nearly all of its gradients are those of one linear layer, which backward yields first, and which
+# torch keeps until the convolutions' come: sent at once, they travel while those are computed.
+REAL_SPEC = ClusterSpec(nodes=4, rate="200mbit")
 REAL = RealQuestion(
-    runtimes=tuple(LABELS),
+    runtimes=(TORCH, OURS),
     model="small-cnn",
-    least_steps=120,
-    batch_size=16,
+    least_steps=60,
+    batch_size=64,
     learning_rate=0.02,
+    steps_when_settled=40,
+    for_folder=True,
 )
 
-# An eighth of the parameters at times of a modern accelerator: what training feels like on slow
-# Ethernet, in a third of a second.
-TRACE, PARAMETER_SCALE, FORWARD_S, BACKWARD_S = "resnet50", 0.125, 0.15, 0.3
+# Of what is printed.
+WIDTH = 80
+INDENT = "   "
 
-RUNTIMES = {
-    "torch-ddp": "torch's own buckets: 1 MiB, then 25 MiB",
-    "wfbp": "each gradient by itself, as soon as it is ready",
-    "single": "all gradients in one message, after backward",
-    "mgwfbp": "merged by the rule of the MG-WFBP papers",
-    "optimal": "merged by Gradweave's exact planner",
-    "gtopk": "only the largest 0.1 % of the gradients (changes the training)",
-}
+# What differs by less is equally fast.
+EQUALLY_FAST = 0.01
+
+
+class FirstLook(Struct, frozen=True, kw_only=True):
+    """What an iteration takes, medians of the slowest rank, and what our wrapper says about it."""
+
+    torch_ddp_s: float
+    gradweave_s: float
+    computing_alone_s: float
+    speedup: float
+    explanation: str
+
+
+class Phase(Struct, frozen=True, kw_only=True):
+    """Some steps of the real training under both wrappers: medians, and losses at their end."""
+
+    phase: str
+    first_step: int  # counted from 1
+    last_step: int
+    torch_ddp_s: float
+    gradweave_s: float
+    torch_ddp_loss: float
+    gradweave_loss: float
+
+
+class Training(Struct, frozen=True, kw_only=True):
+    """The real training."""
+
+    model: str
+    rate: str | None
+    phases: tuple[Phase, ...]
+    largest_difference: float  # of losses, in one step
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as torch's a step is in the end."""
+        return self.phases[-1].torch_ddp_s / self.phases[-1].gradweave_s
+
+
+class Demo(Struct, frozen=True, kw_only=True):
+    """What ``--json`` prints."""
+
+    first_look: FirstLook
+    training: Training
+    runtimes: list[Result]
+    report: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="DIR", help="where to write the runs (default: runs/demo-DATE-TIME)"
     )
-    parser.add_argument("--json", action="store_true", help="print a list of objects")
+    parser.add_argument(
+        "--json", action="store_true", help="print one object: first_look, training, runtimes"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
-    say: Say = _silent if options.json else print
+    say: Say = _silent if options.json else _print
     now = datetime.now()  # noqa: DTZ005 as people read clocks
     folder = Path(options.output or Path("runs", f"demo-{now:%Y%m%d-%H%M%S}"))
-    with _cluster(say) as cluster:
-        say(f"\n1. Real training: {REAL.model} on 2,000 images of Fashion-MNIST, 4 workers.\n")
-        with progress_bar(2 * REAL.least_steps, doing="training") as advance:
+    on_loopback = _has_no_lab(say)
+
+    def cluster_of(spec: ClusterSpec) -> Cluster:
+        return Cluster(spec, loopback=on_loopback)
+
+    trace = load_trace(TRACE).rescaled(
+        forward_s=FORWARD_S, backward_s=BACKWARD_S, parameter_scale=PARAMETER_SCALE
+    )
+    _introduce(trace, say)
+    with cluster_of(SPEC) as cluster, progress_bar(None, doing="half a minute") as advance:
+        beside = train_beside_torch(cluster, trace, SETTINGS, advance=advance)
+    first_look = _first_look(beside)
+    if not options.json:
+        _show_bars(first_look)
+    _show_explanation(first_look, say)
+
+    say(_about_real())
+    with cluster_of(REAL_SPEC) as cluster:
+        with progress_bar(None, doing="training") as advance:
             real = train_for_real(cluster, REAL, advance=advance)
-        _show_losses(real, say)
-        say(
-            "\n2. A larger model: ResNet-50, replayed with an eighth of its parameters (12.8 MB).\n"
-            "   Forward takes 150 ms and backward 300 ms, by waiting; network, messages and torch\n"
-            "   are real.\n"
-        )
-        for name, meaning in RUNTIMES.items():
-            say(f"   {name:10} {meaning}")
-        say("")
-        results = _replay(cluster, folder / "resnet50")
-    losses = Losses(series=tuple(replace(real[name], label=text) for name, text in LABELS.items()))
-    files.write(folder / "resnet50" / "losses.json", losses)
+        if real.besides is not None:
+            write_run(RunFolder(folder / REAL.model), cluster, real, real.besides, command=COMMAND)
+    training = summed_up(real)
+    if not options.json:
+        _show_training(training)
+
+    say(_about_planners())
+    with cluster_of(SPEC) as cluster:
+        results = _compare(cluster, trace, folder / TRACE, [beside.found])
+    if not options.json:
+        _show_planners(results)
+
     report = _report(folder)
     if options.json:
-        print_json(results)
-        return
-    _show(results)
-    print(f"\nLook at it: open {report} in a browser.")
-    print("Use it:     from gradweave import DistributedDataParallel as DDP  (docs/runtime.md)")
+        done = Demo(first_look=first_look, training=training, runtimes=results, report=str(report))
+        print_json(done)
+    say(f"\n5. The page: open {report} in a browser.\n")
+    say(f"{INDENT}Use it: from gradweave import DistributedDataParallel as DDP (docs/runtime.md)")
 
 
 def _silent(text: str) -> None:
     del text
 
 
-def _cluster(say: Say) -> Cluster:
-    """Where namespaces are forbidden, on loopback, which is not shaped."""
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+def _has_no_lab(say: Say) -> bool:
+    """Where namespaces are forbidden workers talk over loopback, which is not shaped."""
     try:
         with Cluster(SPEC):
-            pass
+            return False
     except LabError as error:
         say(f"No emulated network here ({error}).")
-        say("The workers talk over loopback instead: fast, and all messages cost little.")
-        return Cluster(SPEC, loopback=True)
-    say("A cluster of 4 nodes with links of 1 Gbit/s, emulated on this machine.")
-    return Cluster(SPEC)
+        say("The workers talk over loopback instead: fast, and all messages cost little, so there")
+        say("is little to gain.")
+        return True
 
 
-def _show_losses(real: Mapping[str, LossSeries], say: Say) -> None:
-    pairs = list(zip(*(real[runtime].losses for runtime in REAL.runtimes), strict=True))
-    shown = [0, len(pairs) // 4, len(pairs) // 2, len(pairs) - 1]
-    say("   step   loss with torch's wrapper   with Gradweave's")
-    for step in shown:
-        say(f"   {step + 1:4}   {pairs[step][0]:25.4f}   {pairs[step][1]:16.4f}")
-    worst = max(abs(a - b) for a, b in pairs)
-    say(f"   The largest difference in {len(pairs)} steps is {worst:.1e}: the order of summation.")
-
-
-def _replay(cluster: Cluster, folder: Path) -> list[Result]:
-    trace = load_trace(TRACE).rescaled(
-        forward_s=FORWARD_S, backward_s=BACKWARD_S, parameter_scale=PARAMETER_SCALE
+def _introduce(trace: Trace, say: Say) -> None:
+    say(
+        f"{SPEC.nodes} workers behind links of {_rate(SPEC)}, emulated on this machine, train "
+        f"{TRACE} in small:\n"
+        f"{trace.nbytes.sum() / 1e6:.1f} MB of gradients, forward {FORWARD_S * 1e3:.0f} ms, "
+        f"backward {BACKWARD_S * 1e3:.0f} ms. Computing is emulated by waiting; network,\n"
+        "messages and torch are real.\n"
     )
+
+
+def _rate(spec: ClusterSpec) -> str:
+    text = spec.rate or "any rate"
+    return text.replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")
+
+
+def _first_look(beside: BesideTorch) -> FirstLook:
+    return FirstLook(
+        torch_ddp_s=median(beside.torch_s),
+        gradweave_s=median(beside.ours_s),
+        computing_alone_s=median(beside.compute_s),
+        speedup=beside.speedup,
+        explanation=beside.explanation,
+    )
+
+
+def _show_bars(found: FirstLook) -> None:
+    print("1. What one iteration takes, in the median\n")
+    rows = (
+        ("torch DDP", found.torch_ddp_s, "", "yellow"),
+        ("Gradweave by itself", found.gradweave_s, f"{found.speedup:.2f}x as fast", "green"),
+        ("computing alone", found.computing_alone_s, "the limit", "blue"),
+    )
+    print_bars(
+        [Bar(name, taken_s, f"{taken_s * 1e3:.0f} ms", note, c) for name, taken_s, note, c in rows]
+    )
+
+
+def _show_explanation(found: FirstLook, say: Say) -> None:
+    say("\n2. How: what model.explain() says after that training\n")
+    for line in found.explanation.splitlines():
+        say(_wrapped(line))
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT + "  ")
+
+
+def _about_real() -> str:
+    return (
+        f"\n3. Real training: a small CNN on images of Fashion-MNIST, {REAL_SPEC.nodes} workers, "
+        f"links of {_rate(REAL_SPEC)}\n"
+    )
+
+
+def summed_up(real: RealTraining) -> Training:
+    torchs, ours = real.series[TORCH], real.series[OURS]
+    pairs = zip(torchs.losses, ours.losses, strict=False)
+    return Training(
+        model=REAL.model,
+        rate=REAL_SPEC.rate,
+        phases=tuple(_phases(torchs, ours)),
+        largest_difference=max(abs(a - b) for a, b in pairs),
+    )
+
+
+def _phases(torchs: LossSeries, ours: LossSeries) -> list[Phase]:
+    """By what our wrapper did; the first few steps, in which nobody is up to speed, left out."""
+    begins = [
+        max(begin.step, FIRST_STEPS if place == 0 else 0) for place, begin in enumerate(ours.phases)
+    ]
+    ends = [*(begin.step for begin in ours.phases[1:]), len(ours.steps)]
+    return [
+        Phase(
+            phase=named.stage,
+            first_step=named.step + 1,
+            last_step=end,
+            torch_ddp_s=median(steps_s(torchs)[begin:end]),
+            gradweave_s=median(steps_s(ours)[begin:end]),
+            torch_ddp_loss=torchs.losses[end - 1],
+            gradweave_loss=ours.losses[end - 1],
+        )
+        for named, begin, end in zip(ours.phases, begins, ends, strict=True)
+        if begin < end
+    ]
+
+
+def _show_training(training: Training) -> None:
+    phases = training.phases
+    print_table(
+        f"{INDENT}what Gradweave does meanwhile, what a step takes in the median, and the loss "
+        "after it",
+        {
+            "phase": [one.phase for one in phases],
+            "steps": [f"{one.first_step} to {one.last_step}" for one in phases],
+            "torch ms": [milliseconds(one.torch_ddp_s) for one in phases],
+            "Gradweave ms": [milliseconds(one.gradweave_s) for one in phases],
+            "torch loss": [f"{one.torch_ddp_loss:.4f}" for one in phases],
+            "Gradweave loss": [f"{one.gradweave_loss:.4f}" for one in phases],
+        },
+    )
+    print(_wrapped(what_was_gained(training)))
+    print(
+        _wrapped(
+            f"Losses differ by {training.largest_difference:.1e} at most, in any step: sums are "
+            "made in another order, nothing else changes."
+        )
+    )
+
+
+def what_was_gained(training: Training) -> str:
+    last = training.phases[-1]
+    if last.phase != SETTLED:
+        return "Planning has not settled: this machine is too busy to tell plans apart."
+    if training.gain < 1 + EQUALLY_FAST:
+        return (
+            f"Settled after {last.first_step - 1} steps without a gain this time "
+            f"({training.gain:.2f}x): so torch's own buckets were as fast as any plan."
+        )
+    return (
+        f"Settled after {last.first_step - 1} steps: since then a step is {training.gain:.2f}x as "
+        "fast as torch's."
+    )
+
+
+def _about_planners() -> str:
+    return (
+        f"\n4. The same {TRACE} again, merged in other ways, all taking turns; predictions were "
+        "written before\n"
+    )
+
+
+def _compare(
+    cluster: Cluster, trace: Trace, folder: Path, found: Sequence[Prediction]
+) -> list[Result]:
     network = _calibrated(cluster)
-    settings = Settings(runtimes=tuple(RUNTIMES), mode="waiting", warmup=2, iterations=3, repeats=2)
-    with progress_bar(steps(trace, settings), doing="training") as advance:
+    with progress_bar(steps(trace, SETTINGS, found), doing="training") as advance:
         return train_on_cluster(
             cluster,
             trace,
             network,
-            settings,
+            SETTINGS,
             folder=RunFolder(folder),
-            command="gradweave demo",
+            command=COMMAND,
             advance=advance,
+            found=found,
         )
 
 
 def _calibrated(cluster: Cluster) -> Network:
     with progress_bar(None, doing="measuring what messages cost") as advance:
         question = CalibrationQuestion(
-            name="4 nodes at 1 Gbit/s",
-            ways=to_measure(tuple(RUNTIMES)),
-            largest_bytes=16 * MIB,
+            name=f"{SPEC.nodes} nodes at {_rate(SPEC)}",
+            ways=to_measure(RUNTIMES),
+            largest_bytes=8 * MIB,
             repeats=5,
-            compressions=compressions_of(tuple(RUNTIMES)),
+            compressions=compressions_of(RUNTIMES),
         )
         return calibrate_cluster(cluster, question, advance=advance).beside_nothing()
+
+
+def _show_planners(results: Sequence[Result]) -> None:
+    exact = [row for row in results if not is_lossy(row.runtime)]
+    print_table(
+        f"{INDENT}one iteration, medians; computing alone takes "
+        f"{milliseconds(results[0].compute_s)} ms",
+        {
+            "runtime": [row.runtime for row in exact],
+            "messages": [str(row.messages) for row in exact],
+            "measured ms": [milliseconds(row.iteration_s) for row in exact],
+            "predicted ms": [milliseconds(row.predicted_s) for row in exact],
+            "of torch-ddp": [f"{row.speedup:.2f}x" for row in exact if row.speedup],
+        },
+    )
+    for row in exact:
+        print(_meaning(row.runtime))
+    by_name = {row.runtime: row for row in results}
+    if {"optimal", "mgwfbp"} <= set(by_name):
+        print("\n" + _wrapped(close_or_not(by_name["optimal"], by_name["mgwfbp"])))
+    for row in results:
+        if is_lossy(row.runtime):
+            print("\n" + _wrapped(_apart(row)))
+
+
+def _meaning(runtime: str) -> str:
+    return textwrap.fill(
+        f"{explained(runtime)}.",
+        WIDTH,
+        initial_indent=f"{INDENT}{runtime:11}",
+        subsequent_indent=" " * (len(INDENT) + 11),
+    )
+
+
+def close_or_not(optimal: Result, mgwfbp: Result) -> str:
+    """Why the exact planner and the papers' rule are equally fast, or are not."""
+    noise = max(max(row.repeats_s) / min(row.repeats_s) - 1 for row in (optimal, mgwfbp))
+    assert mgwfbp.predicted_s is not None
+    assert optimal.predicted_s is not None
+    expected = mgwfbp.predicted_s / optimal.predicted_s - 1
+    found = mgwfbp.iteration_s / optimal.iteration_s - 1
+    said = (
+        "optimal takes the fewest messages within 1 % of the optimum "
+        f"({optimal.messages}; mgwfbp {mgwfbp.messages}). Predicted, mgwfbp takes "
+        f"{_more_or_less(expected)} than optimal; measured, {_more_or_less(found)}"
+    )
+    if abs(found) <= max(noise, EQUALLY_FAST):
+        return f"{said}, no more than rounds of one and the same differ ({noise:.1%}): noise."
+    return f"{said}, which is more than rounds of one and the same differ ({noise:.1%})."
+
+
+def _more_or_less(share: float) -> str:
+    return f"{abs(share):.1%} {'less' if share < 0 else 'more'}"
+
+
+def _apart(row: Result) -> str:
+    return (
+        f"Apart, because it changes the training: {row.runtime}, {explained(row.runtime)}: "
+        f"{row.messages} messages, {milliseconds(row.iteration_s)} ms, {row.speedup:.2f}x."
+    )
 
 
 def _report(folder: Path) -> Path:
@@ -148,19 +424,10 @@ def _report(folder: Path) -> Path:
     from gradweave.report.page import make_page
 
     path = folder / "report.html"
-    files.write_text(path, make_page(read_folders([str(folder)])))
+    files.write_text(path, make_page(read_folders([folder / TRACE, *_real_folder(folder)])))
     return path
 
 
-def _show(results: list[Result]) -> None:
-    print_table(
-        "one iteration on 4 workers; computing alone takes "
-        f"{milliseconds(results[0].compute_s)} ms; predictions were made before",
-        {
-            "runtime": [row.runtime for row in results],
-            "messages": [str(row.messages) for row in results],
-            "measured ms": [milliseconds(row.iteration_s) for row in results],
-            "predicted ms": [milliseconds(row.predicted_s) for row in results],
-            "speed-up over torch-ddp": [f"{row.speedup:.2f}x" for row in results if row.speedup],
-        },
-    )
+def _real_folder(folder: Path) -> list[Path]:
+    """None where the wrapper found no plan, so that there is nothing to draw."""
+    return [path for path in (folder / REAL.model,) if path.is_dir()]

@@ -30,6 +30,7 @@ TEXT_COLUMNS = frozenset(
         "beside",
         "trace",
         "runtime",
+        "phase",
         "way",
         "changes in results",
         "switched on by",

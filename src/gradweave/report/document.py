@@ -3,16 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import asdict
-
 from gradweave.compression import WIRE_SHARES
-from gradweave.costs import Link
-from gradweave.errors import UnknownCost
-from gradweave.network import Network
+from gradweave.costs import Line
+from gradweave.plan import Plan
 from gradweave.planning import is_compressible
 from gradweave.report.folders import Folder
-from gradweave.timeline import Span, Timeline
+from gradweave.report.pricing import known_price, ring_link
+from gradweave.report.runtimes import rows_in_order
+from gradweave.runs import Run
+from gradweave.timeline import Lane, Span, Timeline
 from gradweave.trace import Trace
 
 # Times of spans are written to the nanosecond: shorter files, and no clock is better.
@@ -21,27 +20,12 @@ DIGITS = 9
 # What is left of a gradient's bytes on the wire, where it may be rounded; fp16 is as wide as bf16.
 WIRES = {"as it is": 1.0, "bf16": WIRE_SHARES["bf16"], "int8": WIRE_SHARES["int8"]}
 
+# A strip of a rank is a few hundred pixels wide: shorter pauses, as shares of it, are not seen.
+SHORTEST_PAUSE = 1 / 2000
+
+LANES: tuple[Lane, ...] = ("forward", "backward", "communication")
+
 Places = Mapping[str, int]  # of each tensor in backward order
-
-
-class RingLink(Struct, frozen=True, kw_only=True):
-    """The link that formulas compute with, and where it comes from, for people."""
-
-    link: Link
-    source: str
-
-
-def ring_link(network: Network, workers: int) -> RingLink:
-    """The network's own, or the one with which a ring would cost what was measured."""
-    if network.links is not None:
-        return RingLink(link=network.links.slowest(workers), source="measured between two workers")
-    collective = network.default_collective
-    line = network.cost("all-reduce", collective, workers=workers).line(float("inf"))
-    rounds = max(1, 2 * (workers - 1))
-    return RingLink(
-        link=Link(latency_s=line.startup_s / rounds, s_per_byte=line.s_per_byte * workers / rounds),
-        source=f"worked out from all-reduce by {collective}, as if it were a ring",
-    )
 
 
 def document(folders: Sequence[Folder]) -> dict[str, Any]:
@@ -52,29 +36,62 @@ def _run(folder: Folder) -> dict[str, Any]:
     run, trace = folder.run, folder.run.trace
     places = {tensor.name: place for place, tensor in enumerate(trace.tensors)}
     computes: list[Any] = []  # runtimes share their predicted computing: it is the trace's
-    names = dict.fromkeys(row.runtime for row in run.results.rows)
     return {
         "name": folder.name,
         "trace": trace.name,
         "workers": folder.workers,
-        "link": _link(folder),
+        "price": _price(folder),
         "is_compressible": is_compressible(trace),
         "tensors": _tensors(trace),
-        "runtimes": [
-            {
-                "name": name,
-                "buckets": [_ranges(b.tensors, places) for b in run.plans[name].buckets],
-                "ways": [
-                    b.collective if b.compression is None else str(b.compression)
-                    for b in run.plans[name].buckets
-                ],
-                "measured": _timeline(_first(run.measured.get(name)), places, computes),
-                "predicted": _timeline(run.predicted.get(name), places, computes),
-            }
-            for name in names
-        ],
+        "runtimes": [_runtime(row.runtime, run, places, computes) for row in rows_in_order(run)],
         "computes": computes,
     }
+
+
+def _price(folder: Folder) -> dict[str, Any] | None:
+    """What messages cost among the workers of the run; None where nobody knows."""
+    network, price = folder.run.network, known_price(folder)
+    if network is None or price is None:
+        return None
+    cost = price.cost
+    return {
+        "collective": price.collective,
+        "workers": price.workers,
+        "latency_s": price.latency_s,
+        "startup_s": price.startup_s,
+        "link_s_per_byte": ring_link(network, folder.workers).s_per_byte,
+        "cost": {"startup_s": cost.startup_s, "s_per_byte": cost.s_per_byte}
+        if isinstance(cost, Line)
+        else {"bytes": cost.nbytes, "seconds": cost.measured_s},
+    }
+
+
+def _runtime(name: str, run: Run, places: Places, computes: list[Any]) -> dict[str, Any]:
+    """Without what a run lacks: its plan, or a timeline of either kind."""
+    predicted, ranks = run.predicted.get(name), run.measured.get(name, ())
+    buckets = _buckets(run.plans.get(name), ranks)
+    return {
+        "name": name,
+        "buckets": [_ranges(tensors, places) for tensors, _ in buckets],
+        "ways": [way for _, way in buckets],
+        "measured": _timeline(ranks[0], places, computes) if ranks else None,
+        "predicted": None if predicted is None else _timeline(predicted, places, computes),
+        "ranks": [_strip(timeline) for timeline in ranks] if len(ranks) > 1 else [],
+    }
+
+
+def _buckets(plan: Plan | None, ranks: Sequence[Timeline]) -> list[tuple[tuple[str, ...], str]]:
+    """Tensors that travel together, and how; without a plan, as torch was seen to send them."""
+    if plan is None:
+        return [(span.tensors, "native") for one in ranks[:1] for span in _sent(one)]
+    return [
+        (b.tensors, b.collective if b.compression is None else str(b.compression))
+        for b in plan.buckets
+    ]
+
+
+def _sent(timeline: Timeline) -> list[Span]:
+    return [span for span in timeline.spans if span.lane == "communication"]
 
 
 def _tensors(trace: Trace) -> dict[str, Any]:
@@ -87,12 +104,7 @@ def _tensors(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _timeline(
-    timeline: Timeline | None, places: Places, computes: list[Any]
-) -> dict[str, Any] | None:
-    """None where there is none: a training may not have noted, or not predicted, one."""
-    if timeline is None:
-        return None
+def _timeline(timeline: Timeline, places: Places, computes: list[Any]) -> dict[str, Any]:
     compute = {
         lane: [
             [*_times(span), places[span.tensors[0]] if span.tensors else None]
@@ -107,30 +119,25 @@ def _timeline(
         "compute": computes.index(compute),
         "messages": [
             [*_times(span), span.nbytes, span.label, _ranges(span.tensors, places)]
-            for span in timeline.spans
-            if span.lane == "communication"
+            for span in _sent(timeline)
         ],
     }
 
 
-def _first(timelines: Sequence[Timeline] | None) -> Timeline | None:
-    return timelines[0] if timelines else None
+def _strip(timeline: Timeline) -> list[list[float]]:
+    """When a rank was in forward, in backward and communicating: begin and end, again and again."""
+    pause_s = SHORTEST_PAUSE * timeline.iteration_s
+    return [_busy(timeline, lane, pause_s) for lane in LANES]
 
 
-def known_link(folder: Folder) -> RingLink | None:
-    """What formulas compute with; None where nobody knows what an all-reduce costs."""
-    network = folder.run.network
-    if network is None:
-        return None
-    try:
-        return ring_link(network, folder.workers)
-    except UnknownCost:
-        return None
-
-
-def _link(folder: Folder) -> dict[str, Any] | None:
-    known = known_link(folder)
-    return None if known is None else asdict(known.link)
+def _busy(timeline: Timeline, lane: Lane, pause_s: float) -> list[float]:
+    busy: list[float] = []
+    for start_s, end_s in sorted(_times(span) for span in timeline.spans if span.lane == lane):
+        if busy and start_s <= busy[-1] + pause_s:
+            busy[-1] = max(busy[-1], end_s)
+        else:
+            busy += [start_s, end_s]
+    return busy
 
 
 def _times(span: Span) -> tuple[float, float]:

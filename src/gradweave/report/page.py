@@ -19,16 +19,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave.advice import Option, advise
-from gradweave.costs import flat
 from gradweave.errors import UnknownCost
-from gradweave.network import Network
 from gradweave.phases import PHASES, Phases
-from gradweave.report import charts
-from gradweave.report.document import WIRES, document, known_link
+from gradweave.report import charts, training_charts
+from gradweave.report.document import WIRES, document
+from gradweave.report.drawing import NARROW, WIDE
 from gradweave.report.folders import Folder
+from gradweave.report.pricing import Price, known_price
+from gradweave.report.runtimes import explained, glossary, is_lossy, rows_in_order
+from gradweave.report.sentences import about, about_lossy, counted, headline, milliseconds
+from gradweave.report.training_charts import StepTimes
 from gradweave.results import Losses, Result
 from gradweave.simulation import PAPER_WORKERS, Outcome, cases, run
-from gradweave.vocabulary import parse_spec
 
 # In this order: each uses what the ones before it define.
 SCRIPTS = (
@@ -40,36 +42,7 @@ SCRIPTS = (
     "what_if.js",
     "main.js",
 )
-BASELINE = "torch-ddp"
 SEVERAL = 2
-
-# What a runtime does, for people who have not read the papers.
-EXPLAINED = {
-    "gradweave": "Gradweave's wrapper, which finds its buckets while the model trains",
-    "torch-ddp": "torch as it comes: a first bucket of 1 MiB, then of 25 MiB",
-    "torch-ddp-tuned": "torch with its best bucket size, found by trying",
-    "torch-fp16": "torch with its hook that rounds gradients to fp16",
-    "torch-fp16-tuned": "torch with its hook for fp16 and the best bucket size for it",
-    "torch-bf16": "torch with its hook that rounds gradients to bf16",
-    "torch-bf16-tuned": "torch with its hook for bf16 and the best bucket size for it",
-    "powersgd": "torch with its hook for PowerSGD: matrices as products of thin ones",
-    "zero": "torch, and its ZeRO: each worker updates a share of the parameters and broadcasts it",
-    "fsdp2": "torch's fully_shard: parameters gathered for each pass, gradients scattered",
-    "naive": "each gradient by itself, after backward has ended",
-    "wfbp": "each gradient by itself, as soon as it is ready",
-    "single": "all gradients in one message",
-    "fixed": "buckets of one size",
-    "ddp": "buckets as torch makes them",
-    "inductor": "buckets as torch's compiler makes them: as many gradients as fit into 2000 MiB",
-    "mgwfbp": "merged by the rule of the MG-WFBP papers",
-    "optimal": "merged by the exact planner",
-    "sharded": "gradients scattered beside backward, parameters gathered beside the next forward",
-    "topk": "only the largest gradients of each worker",
-    "gtopk": "only the largest gradients of all workers",
-    "gtopk-tree": "only the largest gradients of all workers, by the gTop-k paper's tree",
-    "gtopk-tree-lossy": "the gTop-k paper's tree, with what it loses",
-    "gtopk-all-gather": "only the largest gradients of all workers, found by all of them",
-}
 
 
 class Chart(Struct, frozen=True, kw_only=True):
@@ -82,10 +55,13 @@ class Chart(Struct, frozen=True, kw_only=True):
 def make_page(folders: Sequence[Folder]) -> str:
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    runs = [_run(folder) for folder in folders]
+    names = [row.runtime for folder in folders for row in rows_in_order(folder.run)]
     return environment.from_string(_asset("page.html")).render(
-        runs=[_run(folder) for folder in folders],
+        runs=runs,
         compared=_compared(folders),
         wires=list(WIRES),
+        glossary=glossary([*names, *charts.PLANNERS]),
         data=_embedded(document(folders)),
         style=Markup(style),  # noqa: S704 our own file
         script=Markup(script),  # noqa: S704 our own files
@@ -112,73 +88,155 @@ def _embedded(value: Any) -> Markup:
 
 
 def _run(folder: Folder) -> dict[str, Any]:
-    rows = folder.run.results.rows
+    rows = rows_in_order(folder.run)
+    steps = _step_times(folder)
     return {
         "title": folder.name,
-        "headline": _headline(rows),
-        "about": _about(folder),
+        "headline": headline(folder.run),
+        "lossy": about_lossy(folder),
+        "about": about(folder),
         "wrong": [row.runtime for row in rows if row.correct is False],
         "command": folder.run.results.command,
+        "workers": folder.workers,
         "times": _chart(lambda width: charts.iteration_times(rows, width)),
-        "scaling": _scaling(folder),
+        "scaling": _scaling(folder, rows),
         "calibration": _calibration(folder),
-        "losses": _losses(folder),
-        "training": _training(folder),
-        "can_ask": known_link(folder) is not None,
+        "losses": [] if folder.losses is None else _losses(folder.losses),
+        "step_times": _chart(partial(training_charts.step_times, steps)) if steps else None,
+        "ranks": _ranks(folder),
+        "explanation": _explanation(folder),
+        "has_phases": any(one.stages for one in steps),
         "advice": _advice(folder),
         "compared": any(row.speedup is not None for row in rows),
+        "rounds": max(len(row.repeats_s) for row in rows),
         "rows": [_numbers(row) for row in rows],
-        "runtimes": [
-            {
-                "name": row.runtime,
-                "explained": _explained(row.runtime),
-                "note": _note(row),
-                "messages": _messages(row),
-            }
-            for row in rows
-        ],
+        "runtimes": [_runtime(row, folder) for row in rows],
+    }
+
+
+def _runtime(row: Result, folder: Folder) -> dict[str, Any]:
+    run, name = folder.run, row.runtime
+    missing = [
+        kind
+        for kind, timelines in (("measured", run.measured), ("predicted", run.predicted))
+        if name not in timelines
+    ]
+    return {
+        "name": name,
+        "explained": explained(name),
+        "lossy": is_lossy(name, run.plans.get(name)),
+        "note": _note(row),
+        "messages": counted(row.messages, "message"),
+        "has_timeline": len(missing) < len(("measured", "predicted")),
+        "missing": " or ".join(missing),
     }
 
 
 def _chart(draw: Callable[[int], str]) -> Chart:
     """Vega-Lite escapes the text it draws."""
-    return Chart(wide=Markup(draw(charts.WIDE)), narrow=Markup(draw(charts.NARROW)))  # noqa: S704
+    return Chart(wide=Markup(draw(WIDE)), narrow=Markup(draw(NARROW)))  # noqa: S704
 
 
-def _scaling(folder: Folder) -> Chart | None:
-    """By formula on the network's links, for nothing else is known about other worker counts."""
-    network, known = folder.run.network, known_link(folder)
-    if network is None or known is None:
+def _scaling(folder: Folder, rows: Sequence[Result]) -> Chart | None:
+    """As measured among the workers of the run, so that this agrees with what stands beside it."""
+    price = known_price(folder)
+    if price is None:
         return None
-    links = network.links or flat(known.link)
-    outcomes: list[Outcome] = [
+    outcomes = scaled_outcomes(folder, price)
+    return _chart(lambda width: charts.scaling(outcomes, rows, price.workers, width))
+
+
+def scaled_outcomes(folder: Folder, price: Price) -> list[Outcome]:
+    """Every planner of the chart on every number of workers, that of the run included."""
+    return [
         run(case).outcome
+        for workers in sorted({*PAPER_WORKERS, price.workers})
         for case in cases(
             [folder.run.trace],
-            [Network(name=network.name, source=network.source, links=links)],
-            workers=PAPER_WORKERS,
+            [price.among(workers).network("as in the run")],
+            workers=[workers],
             planners=list(charts.PLANNERS),
-            collectives=["ring"],
+            collectives=[price.collective],
         )
     ]
-    return _chart(lambda width: charts.scaling(outcomes, width))
 
 
 def _calibration(folder: Folder) -> Chart | None:
-    plans = folder.run.plans.values()
-    used = {bucket.collective for plan in plans for bucket in plan.buckets}
-    network, workers = folder.run.network, folder.workers
-    if network is None or known_link(folder) is None:
+    network, workers, price = folder.run.network, folder.workers, known_price(folder)
+    if network is None or price is None:
         return None
+    plans = folder.run.plans.values()
+    used = {price.collective, *(bucket.collective for plan in plans for bucket in plan.buckets)}
     return _chart(lambda width: charts.calibration(network, used, workers, width))
 
 
-def _losses(folder: Folder) -> list[Chart]:
-    losses = folder.losses
-    if losses is None:
-        return []
-    losses = charts.thinned(losses)
-    return [_chart(partial(charts.loss_curves, losses, over)) for over in ("steps", "wall_s")]
+def _losses(losses: Losses) -> list[Chart]:
+    curves, drawn = training_charts.loss_curves, training_charts.thinned(losses)
+    return [_chart(partial(curves, drawn, over)) for over in training_charts.OVER]
+
+
+def _step_times(folder: Folder) -> list[StepTimes]:
+    """Of a training all steps, of others those that their losses tell about."""
+    steps = folder.run.steps
+    if steps is not None:
+        return [StepTimes(folder.run.results.rows[0].runtime, steps.step_s, steps.stages)]
+    return [] if folder.losses is None else training_charts.steps_of_losses(folder.losses)
+
+
+def _ranks(folder: Folder) -> list[dict[str, str]]:
+    """What each rank did in a step of a training, phase by phase."""
+    steps = folder.run.steps
+    return [] if steps is None else [_rank(number, one) for number, one in enumerate(steps.phases)]
+
+
+def _rank(rank: int, phases: Phases | None) -> dict[str, str]:
+    lengths: dict[str, str] = {
+        name: "" if phases is None else milliseconds(phases.seconds(name)) for name in PHASES
+    }
+    step = "" if phases is None else milliseconds(phases.step_s)
+    return {"rank": f"rank {rank}", "step": step, **lengths}
+
+
+def _explanation(folder: Folder) -> list[str]:
+    """What a training's wrapper says about its plan, line by line."""
+    account = folder.run.account
+    return [] if account is None else account.explanation.splitlines()
+
+
+def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
+    """Trainings side by side, where there are several."""
+    trainings = [folder for folder in folders if folder.run.steps is not None]
+    if len(trainings) < SEVERAL:
+        return None
+    named = list(zip(_apart([folder.name for folder in trainings]), trainings, strict=True))
+    rows = [
+        replace(row, runtime=f"{name}: {row.runtime}")
+        for name, folder in named
+        for row in folder.run.results.rows
+    ]
+    fastest, *_, slowest = sorted(rows, key=lambda row: row.iteration_s)
+    curves = [
+        replace(series, label=f"{name}: {series.label}")
+        for name, folder in named
+        for series in (() if folder.losses is None else folder.losses.series)
+    ]
+    return {
+        "sentence": f"{fastest.runtime} took {milliseconds(fastest.iteration_s)} ms an iteration "
+        f"(median), {slowest.runtime} {milliseconds(slowest.iteration_s)} ms: "
+        f"{slowest.iteration_s / fastest.iteration_s:.2f} times as long.",
+        "times": _chart(lambda width: charts.iteration_times(rows, width)),
+        "losses": _losses(Losses(series=tuple(curves))) if len(curves) > 1 else [],
+    }
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """The same names, with a number where one stands twice."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found
 
 
 def _advice(folder: Folder) -> dict[str, Any] | None:
@@ -200,7 +258,7 @@ def _advice(folder: Folder) -> dict[str, Any] | None:
 def _advised(option: Option) -> dict[str, str]:
     return {
         "name": option.name,
-        "step": _ms(option.step_s),
+        "step": milliseconds(option.step_s),
         "samples": f"{option.samples_per_s:,.0f}",
         "gain": f"{option.gain:.2f}x",
         "memory": f"{option.memory_bytes / 1e6:,.0f}",
@@ -209,46 +267,13 @@ def _advised(option: Option) -> dict[str, str]:
     }
 
 
-def _headline(rows: Sequence[Result]) -> str:
-    best = min(rows, key=lambda row: row.iteration_s)
-    was = "was the fastest, with" if len(rows) > 1 else "took"
-    took = f"{best.runtime} {was} {_ms(best.iteration_s)} ms an iteration"
-    if best.exposed_s is not None:
-        took += f", {best.exposed_s / best.iteration_s:.0%} of it waiting for the network"
-    if best.speedup is None or best.runtime == BASELINE:
-        return f"{took}."
-    return f"{took}: {best.speedup:.2f} times as fast as {BASELINE}."
-
-
-def _about(folder: Folder) -> str:
-    trace, network, row = folder.run.trace, folder.run.network, folder.run.results.rows[0]
-    link = known_link(folder)
-    rate = "" if row.rate is None else f", links of {row.rate}"
-    priced = "What messages cost is not known"
-    if network is not None:
-        priced = f"Network {network.name} ({network.source})"
-    if link is not None:
-        priced += f"; link for the formulas: {link.source}"
-    return (
-        f"{trace.name}: {len(trace.tensors)} gradient tensors, {trace.nbytes.sum() / 1e6:,.1f} MB; "
-        f"times {trace.origin} ({trace.source}). {_cluster(row)}{rate}. {priced}."
-    )
-
-
-def _cluster(row: Result) -> str:
-    if row.nodes is None or row.ranks_per_node is None:
-        return _counted(row.workers, "worker")
-    each = _counted(row.ranks_per_node, "worker")
-    return f"{_counted(row.nodes, 'node')} with {each} each"
-
-
 def _numbers(row: Result) -> dict[str, str]:
     return {
         "runtime": row.runtime,
-        "measured": _ms(row.iteration_s),
-        "predicted": _ms(row.predicted_s),
+        "measured": milliseconds(row.iteration_s),
+        "predicted": milliseconds(row.predicted_s),
         "error": "" if row.prediction_error is None else f"{row.prediction_error:+.1%}",
-        "exposed": _ms(row.exposed_s),
+        "exposed": milliseconds(row.exposed_s),
         "messages": f"{row.messages:,}",
         "speedup": "" if row.speedup is None else f"{row.speedup:.2f}x",
     }
@@ -256,81 +281,8 @@ def _numbers(row: Result) -> dict[str, str]:
 
 def _note(row: Result) -> str:
     cap = "" if row.bucket_cap_mb is None else f", bucket_cap_mb {row.bucket_cap_mb:g}"
-    measured = f"{_messages(row)}{cap}; median {_ms(row.iteration_s)} ms"
-    if row.predicted_s is None:
-        return measured
-    return f"{measured}, predicted {_ms(row.predicted_s)} ms ({row.prediction_error:+.1%})"
-
-
-def _explained(runtime: str) -> str:
-    text = EXPLAINED.get(parse_spec(runtime).name)
-    return "" if text is None else f"{text}: "
-
-
-def _messages(row: Result) -> str:
-    return _counted(row.messages, "message")
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:,.1f}"
-
-
-def _training(folder: Folder) -> dict[str, Any] | None:
-    """What a training's folder has and a benchmark's has not."""
-    steps, account = folder.run.steps, folder.run.account
-    if steps is None:
-        return None
-    return {
-        "times": _chart(partial(charts.step_times, steps)),
-        "phases": [_rank(rank, phases) for rank, phases in enumerate(steps.phases)],
-        "explained": [] if account is None else account.explanation.splitlines(),
-    }
-
-
-def _rank(rank: int, phases: Phases | None) -> dict[str, str]:
-    row = {"rank": str(rank), "step": "" if phases is None else _ms(phases.step_s)}
-    for name in PHASES:
-        row[name] = "" if phases is None else _ms(phases.seconds(name))
-    return row
-
-
-def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
-    """Trainings side by side, where there are several."""
-    trainings = [folder for folder in folders if folder.run.steps is not None]
-    if len(trainings) < SEVERAL:
-        return None
-    names = _apart([folder.name for folder in trainings])
-    rows = [
-        replace(folder.run.results.rows[0], runtime=name)
-        for name, folder in zip(names, trainings, strict=True)
-    ]
-    fastest, *_, slowest = sorted(rows, key=lambda row: row.iteration_s)
-    curves = [
-        replace(folder.losses.series[0], label=name)
-        for name, folder in zip(names, trainings, strict=True)
-        if folder.losses is not None
-    ]
-    losses = charts.thinned(Losses(series=tuple(curves))) if len(curves) > 1 else None
-    return {
-        "sentence": f"{fastest.runtime} took {_ms(fastest.iteration_s)} ms an iteration, "
-        f"{slowest.runtime} {_ms(slowest.iteration_s)} ms: "
-        f"{slowest.iteration_s / fastest.iteration_s:.2f} times as long.",
-        "times": _chart(lambda width: charts.iteration_times(rows, width)),
-        "losses": []
-        if losses is None
-        else [_chart(partial(charts.loss_curves, losses, over)) for over in ("steps", "wall_s")],
-    }
-
-
-def _apart(names: Sequence[str]) -> list[str]:
-    """The same names, with a number where one stands twice."""
-    seen: Counter[str] = Counter()
-    found = []
-    for name in names:
-        seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return found
+    taken = f"an iteration takes {milliseconds(row.iteration_s)} ms in the median"
+    if row.predicted_s is None or row.prediction_error is None:
+        return f"{counted(row.messages, 'message')}{cap}; {taken}"
+    expected = f"{milliseconds(row.predicted_s)} ms were predicted ({row.prediction_error:+.1%})"
+    return f"{counted(row.messages, 'message')}{cap}; {taken}, {expected}"

@@ -4,9 +4,10 @@ function number(value, digits = 0) {
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
-function milliseconds(seconds) {
-  const ms = seconds * 1e3;
-  return `${number(ms, ms < 10 ? 3 : ms < 100 ? 2 : 1)} ms`;
+/** As many digits as `largest_s` needs: numbers that stand below each other have equally many. */
+function milliseconds(seconds, largest_s = seconds) {
+  const ms = largest_s * 1e3;
+  return `${number(seconds * 1e3, ms < 10 ? 3 : ms < 100 ? 2 : 1)} ms`;
 }
 
 function byteSize(bytes) {

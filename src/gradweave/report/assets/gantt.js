@@ -1,8 +1,14 @@
-// A timeline: computing above, messages below, each coloured by its bucket, waiting marked in red.
+// A timeline: computing above, messages below, each coloured by its bucket, waiting marked in red;
+// below them a strip for each rank.
 
 const COLOURS = 8;
 const LARGEST_ZOOM = 512;
 const LEAST_FOR_GAP = 5;
+const RANK_LANES = ["forward", "backward", "communication"];
+// In pixels: of an axis on paper, from tick to tick, and what the last one needs.
+const PAPER_WIDTH = 640;
+const TICK_WIDTH = 88;
+const LAST_TICK_WIDTH = 56;
 const SVG = "http://www.w3.org/2000/svg";
 
 /** Disjoint intervals that cover the same time. */
@@ -82,10 +88,33 @@ function completeTimeline(blocks, messages) {
   return { blocks, messages: sorted, exposed, end_s: ends.reduce((a, b) => Math.max(a, b), 0) };
 }
 
-class Gantt {
-  constructor(parent, tensors, label) {
-    this.tensors = tensors;
+/** How much of their time axes the timelines of a run show, and from where: zooming one zooms all. */
+class View {
+  constructor() {
+    this.gantts = [];
     this.zoomed = 1;
+    this.from = 0; // as a share of the axis
+  }
+
+  /** Zoom so that this share of the axis comes to this place of what is seen, from 0 to 1. */
+  zoom(factor, share, place) {
+    const zoomed = Math.min(LARGEST_ZOOM, Math.max(1, this.zoomed * factor));
+    this.show(zoomed, share - place / zoomed);
+  }
+
+  show(zoomed, from) {
+    this.zoomed = zoomed;
+    this.from = Math.min(1 - 1 / zoomed, Math.max(0, from));
+    for (const gantt of this.gantts) {
+      gantt.follow();
+    }
+  }
+}
+
+class Gantt {
+  constructor(parent, tensors, label, view = new View()) {
+    this.tensors = tensors;
+    this.view = view;
     this.scroll = make("div", "scroll");
     this.canvas = make("div", "canvas");
     this.canvas.setAttribute("role", "group");
@@ -97,18 +126,19 @@ class Gantt {
     this.scroll.append(this.canvas);
     parent.append(this.toolbar(), this.scroll);
     explore(this.canvas, ".span", (part, event) => part.about(event));
-    this.scroll.addEventListener("scroll", () => this.ticks());
+    this.scroll.addEventListener("scroll", () => this.scrolled());
     this.scroll.addEventListener("keydown", (event) => this.key(event));
     this.scroll.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
-    new ResizeObserver(() => this.label()).observe(this.scroll);
+    new ResizeObserver(() => this.follow()).observe(this.scroll);
+    view.gantts.push(this);
   }
 
   toolbar() {
     const bar = make("div", "zoom");
     const buttons = [
-      ["−", "zoom out", () => this.zoom(0.5)],
-      ["+", "zoom in", () => this.zoom(2)],
-      ["fit", "show everything", () => this.zoom(0)],
+      ["−", "zoom out", () => this.zoom(0.5, this.middle())],
+      ["+", "zoom in", () => this.zoom(2, this.middle())],
+      ["fit", "show everything", () => this.zoom(0, 0)],
     ];
     for (const [text, title, act] of buttons) {
       const button = make("button", "", text);
@@ -121,13 +151,20 @@ class Gantt {
     return bar;
   }
 
-  /** `groups` are {title, note, timeline}, one above the other on one time axis. */
-  show(groups, span_s) {
+  /**
+   * `groups` are {title, note, timeline}, one above the other on one time axis; `ranks` what each
+   * rank did, as document.py lists it.
+   */
+  show(groups, span_s, ranks = []) {
     this.span_s = span_s;
+    this.end_s = lastEnd(groups, ranks);
     this.bars = [];
     this.rows.replaceChildren(...groups.map((group) => this.group(group)));
+    if (ranks.length > 0) {
+      this.rows.append(this.strips(ranks));
+    }
     reachable(this.canvas, ".span");
-    this.label();
+    this.follow();
   }
 
   group({ title, note, timeline }) {
@@ -146,6 +183,40 @@ class Gantt {
     }
     group.append(caption, compute, network);
     return group;
+  }
+
+  /** Who is slow: a rank whose backward ends late keeps the others waiting. */
+  strips(ranks) {
+    const group = make("div", "group ranks");
+    const caption = make("p", "caption");
+    caption.append(make("b", "", "each rank"), " in the measured iteration, on one clock");
+    const backward_s = ranks.map(([, backward]) => busyLength(backward));
+    const usual_s = median(backward_s);
+    group.append(caption, ...ranks.map((rank, number) => this.strip(rank, number, usual_s)));
+    return group;
+  }
+
+  strip(rank, number, usual_s) {
+    const row = make("div", "row rank");
+    const whole = make("div", "span whole");
+    const ends_s = rank.map((busy) => busy[busy.length - 1] ?? 0);
+    this.place(whole, 0, Math.max(...ends_s));
+    RANK_LANES.forEach((lane, place) => {
+      for (let pair = 0; pair < rank[place].length; pair += 2) {
+        const bar = make("div", `part ${lane}`);
+        this.place(bar, rank[place][pair], rank[place][pair + 1]);
+        row.append(bar);
+      }
+    });
+    const about = rankAbout(rank, number, usual_s);
+    whole.setAttribute("role", "img");
+    whole.setAttribute(
+      "aria-label",
+      `${about.title}: ${about.rows.map(([name, value]) => `${name} ${value}`).join(", ")}`,
+    );
+    whole.about = () => about;
+    row.append(whole, make("span", "rank-name", `rank ${number}`));
+    return row;
   }
 
   block(block) {
@@ -246,34 +317,60 @@ class Gantt {
   }
 
   place(bar, start_s, end_s) {
+    bar.middle_s = (start_s + end_s) / 2;
     bar.style.left = `${(100 * start_s) / this.span_s}%`;
     bar.style.width = `${(100 * (end_s - start_s)) / this.span_s}%`;
   }
 
-  /** A factor of 0 shows everything; `anchor` is the place that stays, in pixels from the left. */
-  zoom(factor, anchor = this.scroll.clientWidth / 2) {
-    const before = this.zoomed;
-    this.zoomed = Math.min(LARGEST_ZOOM, Math.max(1, before * factor));
-    const kept = (this.scroll.scrollLeft + anchor) * (this.zoomed / before);
-    this.canvas.style.width = `${100 * this.zoomed}%`;
-    this.scroll.scrollLeft = kept - anchor;
-    this.label();
+  /**
+   * A factor of 0 shows everything. What is at `share` of the axis stays where it is, or comes to the
+   * middle if it was out of view; where nothing is drawn, the end of what is drawn does.
+   */
+  zoom(factor, share) {
+    const drawn = Math.min(share, this.end_s / this.span_s);
+    const place = (drawn - this.view.from) * this.view.zoomed;
+    this.view.zoom(factor, drawn, place >= 0 && place <= 1 ? place : 0.5);
+  }
+
+  /** The bar in focus, otherwise the middle of what is drawn in view, as a share of the axis. */
+  middle() {
+    const focused = document.activeElement;
+    if (this.canvas.contains(focused) && focused.middle_s !== undefined) {
+      return focused.middle_s / this.span_s;
+    }
+    const { from, zoomed } = this.view;
+    return (from + Math.max(from, Math.min(from + 1 / zoomed, this.end_s / this.span_s))) / 2;
   }
 
   key(event) {
     const factor = { "+": 2, "=": 2, "-": 0.5, 0: 0 }[event.key];
     if (factor !== undefined && !event.ctrlKey && !event.metaKey) {
       event.preventDefault();
-      this.zoom(factor);
+      this.zoom(factor, this.middle());
     }
   }
 
   wheel(event) {
     if (event.ctrlKey || event.metaKey) {
       event.preventDefault();
-      const left = this.scroll.getBoundingClientRect().left;
-      this.zoom(event.deltaY < 0 ? 1.25 : 0.8, event.clientX - left);
+      const box = this.canvas.getBoundingClientRect();
+      this.zoom(event.deltaY < 0 ? 1.25 : 0.8, (event.clientX - box.left) / box.width);
     }
+  }
+
+  /** Somebody has scrolled; or this is what came of following the others. */
+  scrolled() {
+    const width = this.canvas.clientWidth;
+    if (Math.abs(this.scroll.scrollLeft - this.view.from * width) > 1) {
+      this.view.show(this.view.zoomed, this.scroll.scrollLeft / width);
+    }
+  }
+
+  /** Show what the view says. */
+  follow() {
+    this.canvas.style.width = `${100 * this.view.zoomed}%`;
+    this.scroll.scrollLeft = this.view.from * this.canvas.clientWidth;
+    this.label();
   }
 
   /** Names where they have room, and gaps between bars where these leave any. */
@@ -293,22 +390,65 @@ class Gantt {
     this.ticks();
   }
 
-  /** The part of the axis that is in view. */
+  /** The part of the axis that is in view; on paper all of it. */
   ticks() {
     const width = this.canvas.clientWidth;
-    const step_s = roundStep((this.span_s * 88) / width);
-    const from = Math.floor(((this.scroll.scrollLeft / width) * this.span_s) / step_s);
-    const view = this.scroll.scrollLeft + this.scroll.clientWidth;
-    const to = Math.ceil(((view / width) * this.span_s) / step_s);
-    const ticks = [];
-    const last_s = this.span_s * (1 - 50 / width);
-    for (let tick = Math.max(0, from); tick <= to && tick * step_s <= last_s; tick += 1) {
-      const mark = make("span", "tick", axisText(tick * step_s, step_s));
-      mark.style.left = `${(100 * tick * step_s) / this.span_s}%`;
-      ticks.push(mark);
-    }
-    this.axis.replaceChildren(...ticks);
+    const { from, zoomed } = this.view;
+    this.axis.replaceChildren(...this.marks(width, from, from + 1 / zoomed));
   }
+
+  print() {
+    this.axis.replaceChildren(...this.marks(PAPER_WIDTH, 0, 1));
+  }
+
+  /** Of an axis of so many pixels, from one share of it to another. */
+  marks(width, from, to) {
+    const step_s = roundStep((this.span_s * TICK_WIDTH) / width);
+    const last_s = this.span_s * (1 - LAST_TICK_WIDTH / width);
+    const ticks = [];
+    const end = Math.ceil((to * this.span_s) / step_s);
+    for (let tick = Math.floor((from * this.span_s) / step_s); tick <= end; tick += 1) {
+      if (tick * step_s <= last_s) {
+        const mark = make("span", "tick", axisText(tick * step_s, step_s));
+        mark.style.left = `${(100 * tick * step_s) / this.span_s}%`;
+        ticks.push(mark);
+      }
+    }
+    return ticks;
+  }
+}
+
+/** When all that is drawn has ended. */
+function lastEnd(groups, ranks) {
+  const ends_s = ranks.flat().map((busy) => busy[busy.length - 1] ?? 0);
+  return Math.max(...groups.map(({ timeline }) => timeline.end_s), ...ends_s);
+}
+
+/** `busy` has begins and ends in turn. */
+function busyLength(busy) {
+  return busy.reduce((sum, moment_s, place) => sum + (place % 2 ? moment_s : -moment_s), 0);
+}
+
+function median(numbers) {
+  const sorted = [...numbers].sort((a, b) => a - b);
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+/** `usual_s` is what backward takes the median rank. */
+function rankAbout(rank, number, usual_s) {
+  const rows = RANK_LANES.map((lane, place) => {
+    const busy = rank[place];
+    if (busy.length === 0) {
+      return [lane, "none"];
+    }
+    return [lane, `${milliseconds(busy[0])} to ${milliseconds(busy[busy.length - 1])}`];
+  });
+  const backward_s = busyLength(rank[1]);
+  if (usual_s > 0) {
+    rows.push(["its backward", `${(backward_s / usual_s).toFixed(2)} times the median rank's`]);
+  }
+  return { title: `Rank ${number}`, rows };
 }
 
 /** The next larger of 1, 2, 5 times a power of ten. */

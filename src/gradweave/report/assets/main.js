@@ -1,14 +1,25 @@
-// Puts the pictures into their places. Those far down the page are drawn when they come near.
+// Puts the pictures into their places. Those far down the page are drawn when they come near, and all
+// of them before the page is printed.
 
-const SCALES_APART = 3;
+// Beyond so many times the median, one runtime would squeeze all others on a common time scale.
+const SQUEEZES = 2.5;
 const TOUCHING_S = 2e-9;
 
+const undrawn = new Map(); // what draws an element that is not in view yet
+
+function drawNow(element) {
+  const draw = undrawn.get(element);
+  undrawn.delete(element);
+  draw?.();
+}
+
 function onceNear(element, draw) {
+  undrawn.set(element, draw);
   const watcher = new IntersectionObserver(
     (entries) => {
       if (entries.some((entry) => entry.isIntersecting)) {
         watcher.disconnect();
-        draw();
+        drawNow(element);
       }
     },
     { rootMargin: "400px" },
@@ -55,42 +66,48 @@ function readTimeline(run, runtime, kind) {
   );
 }
 
-function drawTimelines(section, run) {
-  const panels = [...section.querySelectorAll(".panel")].map((panel, place) => {
-    const runtime = run.runtimes[place];
-    const kinds = ["measured", "predicted"].filter((kind) => runtime[kind] !== null);
-    const timelines = kinds.map((kind) => readTimeline(run, runtime, kind));
-    const groups = timelines.map((timeline, index) => ({
-      title: kinds[index],
-      note:
-        `${milliseconds(timeline.end_s)}, ${milliseconds(totalLength(timeline.exposed))} of it ` +
-        "waiting for the network",
+const KINDS = ["measured", "predicted"];
+
+/** What is known of a runtime, of one iteration each; the median stands above it. */
+function timelineGroups(run, runtime) {
+  return KINDS.filter((kind) => runtime[kind] !== null).map((kind) => {
+    const timeline = readTimeline(run, runtime, kind);
+    const exposed = milliseconds(totalLength(timeline.exposed), timeline.end_s);
+    return {
+      title: kind,
+      note: `one iteration: ${milliseconds(timeline.end_s)}, ${exposed} of it waiting for the network`,
       timeline,
-    }));
-    const end_s = Math.max(0, ...timelines.map((timeline) => timeline.end_s));
-    return { panel, runtime, groups, end_s };
+    };
   });
-  const longest_s = Math.max(...panels.map(({ end_s }) => end_s));
-  const shortest_s = Math.min(...panels.map(({ end_s }) => end_s));
+}
+
+function drawTimelines(section, run) {
+  const view = new View();
+  const panels = [...section.querySelectorAll(".panel")]
+    .map((panel, place) => ({ panel, runtime: run.runtimes[place] }))
+    .filter(({ runtime }) => KINDS.some((kind) => runtime[kind] !== null))
+    .map(({ panel, runtime }) => {
+      const groups = timelineGroups(run, runtime);
+      return { panel, runtime, groups, end_s: lastEnd(groups, runtime.ranks) };
+    });
+  if (panels.length === 0) {
+    return;
+  }
+  const ends_s = panels.map(({ end_s }) => end_s);
+  const longest_s = Math.max(...ends_s);
   const alike = section.querySelector("[name=alike]");
-  alike.checked = longest_s < SCALES_APART * shortest_s;
+  alike.checked = longest_s <= SQUEEZES * median(ends_s);
   for (const one of panels) {
-    const show = () => one.gantt.show(one.groups, alike.checked ? longest_s : one.end_s);
+    const show = () =>
+      one.gantt.show(one.groups, alike.checked ? longest_s : one.end_s, one.runtime.ranks);
     onceNear(one.panel, () => {
-      if (one.groups.length === 0) {
-        one.panel.querySelector(".gantt").textContent =
-          "No timeline: this training has noted none, and what messages cost is not known.";
-        return;
-      }
-      one.gantt = new Gantt(
-        one.panel.querySelector(".gantt"),
-        run.tensors,
-        `timelines of ${one.runtime.name}`,
-      );
+      const place = one.panel.querySelector(".gantt");
+      one.gantt = new Gantt(place, run.tensors, `timelines of ${one.runtime.name}`, view);
       show();
     });
     alike.addEventListener("change", () => one.gantt && show());
   }
+  views.push(view);
 }
 
 function drawPlans(section, run) {
@@ -115,6 +132,22 @@ function switchTheme() {
   root.dataset.theme = isDark ? "light" : "dark";
 }
 
+function ganttsOnPage() {
+  return [...views.flatMap(({ gantts }) => gantts), ...(asking === null ? [] : [asking.gantt])];
+}
+
+function preparePrint() {
+  for (const element of [...undrawn.keys()]) {
+    drawNow(element);
+  }
+  ganttsOnPage().forEach((gantt) => gantt.print());
+}
+
+function afterPrint() {
+  ganttsOnPage().forEach((gantt) => gantt.follow());
+}
+
+const views = [];
 const report = JSON.parse(document.getElementById("data").textContent);
 document.body.append(tip, dialog);
 document.querySelector("[name=theme]").addEventListener("click", switchTheme);
@@ -123,7 +156,8 @@ document.querySelectorAll("section.run").forEach((section, place) => {
   drawTimelines(section, report.runs[place]);
   drawPlans(section, report.runs[place]);
 });
-if (document.getElementById("what-if")) {
-  new WhatIf(document.getElementById("what-if"), report);
-}
+const whatIf = document.getElementById("what-if");
+const asking = whatIf === null ? null : new WhatIf(whatIf, report);
+addEventListener("beforeprint", preparePrint);
+addEventListener("afterprint", afterPrint);
 document.documentElement.dataset.ready = "true";

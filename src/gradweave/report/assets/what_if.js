@@ -2,7 +2,7 @@
 
 const WORKERS = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048];
 const SPEED_BITS = [1e7, 4e11];
-const LATENCY_US = [0.1, 1e4];
+const STARTUP_MS = [0.001, 1e3];
 const SPEEDUP = [0.1, 100];
 const STEPS = 1000;
 
@@ -17,6 +17,7 @@ function ratioScale([least, most], start) {
   const high = Math.log(Math.max(most, start));
   return {
     last: STEPS,
+    start: threeDigits(start),
     value: (position) =>
       position === Math.round(STEPS * ((Math.log(start) - low) / (high - low)))
         ? threeDigits(start)
@@ -45,7 +46,7 @@ class WhatIf {
     this.planner = section.querySelector("[name=planner]");
     this.wire = section.querySelector("[name=wire]");
     this.inputs = Object.fromEntries(
-      ["workers", "bandwidth", "latency", "speed"].map((name) => [
+      ["workers", "bandwidth", "startup", "speed"].map((name) => [
         name,
         section.querySelector(`[name=${name}]`),
       ]),
@@ -65,13 +66,14 @@ class WhatIf {
   /** Everything as in the run. */
   start() {
     this.run = this.runs[Number(this.choice.value)];
-    const { link, workers } = this.run;
+    const { price } = this.run;
     this.scales = {
-      workers: listScale(WORKERS, workers),
-      bandwidth: ratioScale(SPEED_BITS, 8 / Math.max(link.s_per_byte, 1e-13)),
-      latency: ratioScale(LATENCY_US, Math.max(link.latency_s * 1e6, LATENCY_US[0])),
+      workers: listScale(WORKERS, price.workers),
+      bandwidth: ratioScale(SPEED_BITS, 8 / Math.max(price.link_s_per_byte, 1e-13)),
+      startup: ratioScale(STARTUP_MS, Math.max(price.startup_s * 1e3, STARTUP_MS[0])),
       speed: ratioScale(SPEEDUP, 1),
     };
+    this.inputs.startup.disabled = price.startup_s === 0;
     for (const [name, input] of Object.entries(this.inputs)) {
       input.max = this.scales[name].last;
       input.value = this.scales[name].position;
@@ -97,21 +99,23 @@ class WhatIf {
   compute() {
     this.waiting = null;
     const workers = this.setting("workers");
-    const link = {
-      latency_s: this.setting("latency") / 1e6,
-      s_per_byte: 8 / this.setting("bandwidth"),
-      sum_s_per_byte: this.run.link.sum_s_per_byte,
-    };
+    const { startup, bandwidth } = this.scales;
+    const { cost, latency_s } = priceAmong(
+      this.run.price,
+      workers,
+      this.setting("startup") / startup.start,
+      bandwidth.start / this.setting("bandwidth"),
+    );
     const trace = atSpeed(this.run.tensors, this.setting("speed"));
-    const line = onWire(ringLine(link, workers), this.wires[this.wire.value]);
+    const onTheWire = onWire(cost, this.wires[this.wire.value]);
     const outcomes = Object.entries(PLANNERS).map(([name, plan]) => {
-      const lengths = plan(trace, line);
-      return { name, lengths, ...simulate(trace, lengths, line, workers) };
+      const lengths = plan(trace, onTheWire);
+      return { name, lengths, ...simulate(trace, lengths, onTheWire, workers, latency_s) };
     });
     this.write({
       workers: counted(workers, "worker"),
       bandwidth: bitRate(this.setting("bandwidth")),
-      latency: `${this.setting("latency")} µs`,
+      startup: `${this.setting("startup")} ms`,
       speed: `${this.setting("speed")} ×`,
     });
     this.compare(outcomes);
@@ -139,7 +143,7 @@ class WhatIf {
         row.append(
           make("th", "", outcome.name),
           bar,
-          make("td", "number", milliseconds(outcome.iteration_s)),
+          make("td", "number", milliseconds(outcome.iteration_s, longest_s)),
           make("td", "number", percent(outcome.compute_s / outcome.iteration_s)),
           make("td", "number", number(outcome.messages.length)),
         );
@@ -155,20 +159,22 @@ class WhatIf {
       { name: "forward", start_s: 0, end_s: forward_s, slots: [] },
       { name: "backward", start_s: forward_s, end_s: compute_s, slots: backwardSlots(trace, forward_s) },
     ].filter((block) => block.end_s > block.start_s);
+    const { collective } = this.run.price;
+    const by = `all-reduce by ${collective}`;
     const messages = outcome.messages.map((message, bucket) => ({
       ...message,
       bucket,
-      label: this.wire.selectedIndex === 0 ? "all-reduce by ring" : `${this.wire.value} all-reduce by ring`,
+      label: this.wire.selectedIndex === 0 ? by : `${this.wire.value} ${by}`,
     }));
     const timeline = completeTimeline(blocks, messages);
-    const exposed = milliseconds(totalLength(timeline.exposed));
+    const exposed = milliseconds(totalLength(timeline.exposed), outcome.iteration_s);
     const note =
       `${milliseconds(outcome.iteration_s)} an iteration, ${exposed} of it waiting for the ` +
       `network, ${counted(outcome.lengths.length, "message")}`;
     this.gantt.show([{ title: `predicted, ${outcome.name}`, note, timeline }], timeline.end_s);
     let first = 0;
     const buckets = outcome.lengths.map((length) => [(first += length) - length, length]);
-    drawSkyline(this.strip, this.run.tensors, buckets, buckets.map(() => "ring"));
+    drawSkyline(this.strip, this.run.tensors, buckets, buckets.map(() => collective));
     this.section.dataset.plan = JSON.stringify(outcome.lengths);
     this.section.dataset.iteration = outcome.iteration_s;
   }
