@@ -77,10 +77,7 @@ def test_a_run_of_torchs_wrapper(accumulate, known, tmp_path):
     assert run.trace.batch_size == 4
     assert run.network == known or run.network.name == "learnt in training"
     assert "torch-ddp" in run.predicted
-    assert [(begin.stage, begin.step) for begin in run.steps.stages] == [
-        ("recording", 0),
-        ("settled", 7),
-    ]
+    assert (run.steps.stages, folder.losses.series[0].stages) == ((), ())
     assert None not in run.steps.phases
     assert metrics["step"] == len(run.steps.step_s) == 12
     assert folder.losses.series[0].losses == tuple(losses)

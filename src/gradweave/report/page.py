@@ -5,6 +5,7 @@ in assets/. A content security policy in the page forbids every request and ever
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -196,15 +197,16 @@ def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
     trainings = [folder for folder in folders if folder.run.steps is not None]
     if len(trainings) < SEVERAL:
         return None
+    named = list(zip(_apart([folder.name for folder in trainings]), trainings, strict=True))
     rows = [
-        replace(row, runtime=f"{folder.name}: {row.runtime}")
-        for folder in trainings
+        replace(row, runtime=f"{name}: {row.runtime}")
+        for name, folder in named
         for row in folder.run.results.rows
     ]
     fastest, *_, slowest = sorted(rows, key=lambda row: row.iteration_s)
     curves = [
-        replace(series, label=f"{folder.name}: {series.label}")
-        for folder in trainings
+        replace(series, label=f"{name}: {series.label}")
+        for name, folder in named
         for series in (() if folder.losses is None else folder.losses.series)
     ]
     return {
@@ -214,6 +216,16 @@ def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
         "times": _chart(lambda width: charts.iteration_times(rows, width)),
         "losses": _losses(Losses(series=tuple(curves))) if len(curves) > 1 else [],
     }
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """The same names, with a number where one stands twice."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found
 
 
 def _advice(folder: Folder) -> dict[str, Any] | None:

@@ -140,7 +140,7 @@ class Watched:
                 model=self._model,
                 plan=plan,
                 step_s=tuple(clock.all_step_s()),
-                stages=tuple(clock.stages),
+                stages=(),  # of planning, and nobody planned
                 ranks=tuple(one.rank for one in ranks),
                 timelines=tuple(timelines),
             )
