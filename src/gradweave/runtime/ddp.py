@@ -174,7 +174,8 @@ class DistributedDataParallel(Planned, TorchDDP):
         is_remembered: bool,
     ) -> None:
         """Open what is ours: all ranks come here alike, and later on need not."""
-        options, group = self._options, self.process_group
+        options, group, clock = self._options, self.process_group, self._clock
+        assert clock is not None, "only copies have none"
         task = self._task(is_remembered=is_remembered)
         plans = self._why_unplanned is None and group.size() > 1
         plans = plans and (given is None or task.replan_when is not None)
@@ -224,7 +225,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             )
         self._driver = None
         board = Noticeboard(group) if self._can_tell_others else None
-        self._news = None if board is None else PhaseNews(board, self._clock)
+        self._news = None if board is None else PhaseNews(board, clock)
         if self._session is not None and probing is not None:
             assert board is not None, "nothing is planned without"
             instruments = Instruments(
@@ -239,7 +240,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
         log_failed_pass_at_exit(self, weakref.WeakMethod(self._steps_without_hook))
-        self._last_gradient = LastGradient(self._clock)
+        self._last_gradient = LastGradient(clock)
         self._expect_last_gradient()
         closing = weakref.finalize(
             self, _close, self._last_gradient, self._driver, messages, probing
