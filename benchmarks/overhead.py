@@ -3,8 +3,8 @@
 ``python benchmarks/overhead.py``: two ranks on this machine train one model under each wrapper in
 turn, step by step, ours when it has settled on one message, as torch's own. Prints medians of the
 paired differences with a 95 % interval, by the clock and in processor time of the main thread; a
-second wrapper of torch's says what the method itself sees. Half a minute; leave the machine alone
-meanwhile.
+second wrapper of torch's says what the method itself sees, and one of ours that does not look at
+its clock what it costs to tell who is slow. Half a minute; leave the machine alone meanwhile.
 """
 
 import argparse
@@ -92,11 +92,17 @@ def measured(rounds: int, *, width: int, layers: int) -> list[Difference]:
 
 def _in_turn(rounds: int, *, width: int, layers: int) -> list[Difference]:
     """The wrappers die with this frame, before their group."""
-    ours = DistributedDataParallel(model(width, layers), planner="single", trial_steps=0)
-    settle(ours)
+    ours, without_clock = (
+        DistributedDataParallel(model(width, layers), planner="single", trial_steps=0)
+        for _ in range(2)
+    )
+    for wrapped in (ours, without_clock):
+        settle(wrapped)
+    stop_clock(without_clock)
     wrappers = {
         TORCHS: TorchDDP(model(width, layers)),
         "ours": ours,
+        "ours without its clock": without_clock,
         "torch's wrapper again": TorchDDP(model(width, layers)),
     }
     steps = {name: stepper(wrapped) for name, wrapped in wrappers.items()}
@@ -123,6 +129,13 @@ def settle(wrapped: DistributedDataParallel) -> None:
         step()
         is_open.fill_(wrapped.findings().stage != "settled")
         dist.all_reduce(is_open)
+
+
+def stop_clock(wrapped: DistributedDataParallel) -> None:
+    """Nothing tells phases of its steps any more, nor tells other ranks of them."""
+    assert wrapped._last_gradient is not None  # noqa: SLF001
+    wrapped._last_gradient.close()  # noqa: SLF001
+    wrapped._clock = wrapped._news = None  # noqa: SLF001
 
 
 def model(width: int, layers: int) -> nn.Module:

@@ -20,21 +20,21 @@ rates = st.lists(st.floats(1e-9, 1e-6), min_size=3, max_size=8)
 
 
 @given(rates, st.integers(1, 4))
-def test_of_links_alike_in_both_directions_all_but_the_fastest_are_known(links, repeats):
+def test_of_links_alike_in_both_directions_all_but_the_fastest_are_known(links, parts):
     """A burst is as slow as the slower of two links; the fastest has no peer that is faster."""
     transfers = [
-        Transfer(repeat=repeat, sender=a, receiver=b, s_per_byte=max(links[a], links[b]))
-        for repeat in range(repeats)
+        Transfer(part=part, sender=a, receiver=b, s_per_byte=max(links[a], links[b]))
+        for part in range(parts)
         for a, b in permutations(range(len(links)), 2)
     ]
     second = sorted(links)[1]
-    expected = {rank: [max(second, taken)] * repeats for rank, taken in enumerate(links)}
+    expected = {rank: [max(second, taken)] * parts for rank, taken in enumerate(links)}
     assert link_times(transfers) == expected
 
 
 def test_a_link_that_is_slow_in_one_direction():
     transfers = [
-        Transfer(repeat=0, sender=a, receiver=b, s_per_byte=5.0 if a == 1 else 1.0)
+        Transfer(part=0, sender=a, receiver=b, s_per_byte=5.0 if a == 1 else 1.0)
         for a, b in permutations(range(4), 2)
     ]
     assert link_times(transfers) == {0: [1.0], 1: [5.0], 2: [1.0], 3: [1.0]}

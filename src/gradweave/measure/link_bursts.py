@@ -16,12 +16,13 @@ from gradweave.vocabulary import MIB
 
 # A burst is so many messages, and so long: buffers on the way, such as a shaper's, hold a
 # millisecond or two of it.
-MESSAGES, BURST_S = 8, 0.03
+MESSAGES, BURST_S = 8, 0.02
 LONGEST_BURST_S = 0.25
 LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES = 32 * 1024, 4 * MIB
 # To so many other hosts at most.
 MOST_PEERS = 4
-REPEATS = PARTS
+# Each part of the answer has so many bursts to each: a busy host spoils one now and then.
+BURSTS = 2
 
 HOST = torch.device("cpu")
 
@@ -54,13 +55,13 @@ def link_transfers(
 
 
 def _received(bursts: "_Bursts") -> list[Transfer]:
-    """Of all bursts; peers take turns within a repeat, so that a drift is everybody's."""
+    """Of all bursts; peers take turns, so that a drift is everybody's."""
     nbytes = bursts.fitting_bytes()
     return [
         transfer
-        for repeat in range(REPEATS)
+        for number in range(PARTS * BURSTS)
         for distance in range(1, min(bursts.hosts, MOST_PEERS + 1))
-        for transfer in bursts.burst(distance, nbytes, repeat=repeat)
+        for transfer in bursts.burst(distance, nbytes, part=number // BURSTS)
     ]
 
 
@@ -77,7 +78,7 @@ class _Bursts:
         """Bytes of a message with which a burst is as long as it should be, on all ranks alike."""
         nbytes = LEAST_MESSAGE_BYTES
         while True:
-            seen = [one.s_per_byte for one in self.burst(1, nbytes, repeat=0)]
+            seen = [one.s_per_byte for one in self.burst(1, nbytes, part=0)]
             negated, slowest = largest(
                 self._group, [-min(seen, default=inf), max(seen, default=0.0)], device=HOST
             )
@@ -88,7 +89,7 @@ class _Bursts:
                 return max(LEAST_MESSAGE_BYTES, fitting_bytes)
             nbytes *= 4
 
-    def burst(self, distance: int, nbytes: int, *, repeat: int) -> list[Transfer]:
+    def burst(self, distance: int, nbytes: int, *, part: int) -> list[Transfer]:
         """All hosts send to the one that is so far away; what this rank has received, if any."""
         rank, firsts = self._group.rank(), self._firsts
         received = [torch.empty(nbytes, dtype=torch.uint8) for _ in range(MESSAGES)]
@@ -108,4 +109,4 @@ class _Bursts:
         for send in sends:
             send.wait()
         taken = s_per_byte(arrived_s, nbytes)
-        return [Transfer(repeat=repeat, sender=sender, receiver=rank, s_per_byte=taken)]
+        return [Transfer(part=part, sender=sender, receiver=rank, s_per_byte=taken)]

@@ -230,7 +230,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             )
         self._driver = None
         board = Noticeboard(group) if self._can_tell_others else None
-        self._news = None if board is None else PhaseNews(board, self._clock)
+        self._news = None if board is None else PhaseNews(board, clock)
         if self._session is not None and probing is not None:
             assert board is not None, "nothing is planned without"
             instruments = Instruments(

@@ -79,7 +79,9 @@ class PhaseNews:
             texts = self._board.everyone(TOPIC)
         except (RuntimeError, OSError):  # of the store
             return None
-        return texts and [msgspec.json.decode(text, type=RankNews) for text in texts]
+        if texts is None:
+            return None
+        return [msgspec.json.decode(text, type=RankNews) for text in texts]
 
     def _tell(self) -> None:
         now_s = self._now_s()

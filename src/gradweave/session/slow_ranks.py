@@ -6,6 +6,7 @@ sent to tell them apart (`link_times`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import hypot
 from operator import methodcaller
 from statistics import median, median_low
 from typing import NamedTuple
@@ -22,8 +23,13 @@ LEAST_STEPS = 20
 PARTS = 4
 # What costs less of a step is not spoken of; nor is a link that is not so much slower.
 LEAST_SHARE, LEAST_LINK = 0.015, 0.05
-# How many times as large as the noise between parts a difference has to be.
+# How many times as large as the noise a difference has to be.
 NOISES = 3.0
+# A machine that is busy is so for a few steps in a row: so many of them tell as much as one.
+STEPS_ALIKE = 4
+# Standard deviations of a normal distribution in the median distance from its median, and in the
+# error of a median of one.
+DEVIATIONS, ERRORS = 1.4826, 1.2533
 # To tell whose link is slow, each needs two others.
 LEAST_LINKS = 3
 # Messages that nothing hides are worth a word when they are longer than predicted by this share of
@@ -33,13 +39,18 @@ MORE_EXPOSED, TIMES_EXPOSED = 0.10, 1.3
 COMPUTED: tuple[Phase, ...] = tuple(phase for phase in PHASES if phase != "network")
 
 
+UNKNOWN = Phases(input_s=0.0, forward_s=0.0, backward_s=0.0, network_s=0.0)
+
+
 class Typical(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a rank takes for its phases: medians over each part of its last steps.
 
-    One part says nothing of noise; all ranks must have equally many.
+    Noise is how much parts differ, and the error of a median by how much steps do. One part without
+    errors says nothing of noise. All ranks must have equally many parts.
     """
 
     parts: tuple[Phases, ...]
+    errors: Phases = UNKNOWN
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -55,8 +66,14 @@ def typical(steps: Sequence[Phases]) -> Typical | None:
     if len(steps) < LEAST_STEPS:
         return None
     edges = [len(steps) * part // PARTS for part in range(PARTS + 1)]
-    parts = (steps[edges[part] : edges[part + 1]] for part in range(PARTS))
-    return Typical(parts=tuple(map(_medians, parts)))
+    parts = [steps[edges[part] : edges[part + 1]] for part in range(PARTS)]
+    medians = tuple(map(_medians, parts))
+    off = [
+        _distances(one, usual) for part, usual in zip(parts, medians, strict=True) for one in part
+    ]
+    share = DEVIATIONS * ERRORS * (STEPS_ALIKE / len(steps)) ** 0.5
+    spread = _medians(off)
+    return Typical(parts=medians, errors=_each(lambda phase: share * spread.seconds(phase)))
 
 
 class SlowRank(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,11 +152,10 @@ def slow_ranks(
                 step_without_s=without_s[-1],
             )
         )
-    # One of two that are alike gains nothing by itself, so only the last ones may be for nothing.
-    while found and without_s[-2] - without_s[-1] < LEAST_SHARE * healing.step_s:
-        found.pop()
-        without_s.pop()
-    return tuple(found)
+    # One of two that are alike gains nothing by itself, so what is left out are the last ones.
+    least_s = LEAST_SHARE * healing.step_s
+    enough = next(n for n, step_s in enumerate(without_s) if step_s - without_s[-1] < least_s)
+    return tuple(found[:enough])
 
 
 def slow_network(ranks: Sequence[Typical], sent: Sent) -> str | None:
@@ -171,11 +187,16 @@ def _slow_computing(ranks: Sequence[Typical]) -> list[_Fault]:
     in_all_s = _more(ranks, lambda one: one.compute_s)
     faults = []
     for rank, one in enumerate(ranks):
-        if not _is_clear(in_all_s, rank, least_s):
+        errors_s = {phase: _error_s(ranks, rank, phase) for phase in COMPUTED}
+        if not _is_clear(in_all_s, rank, least_s, error=hypot(*errors_s.values())):
             continue  # what one phase takes longer, another makes up for
-        clear = [phase for phase in COMPUTED if _is_clear(more_s[phase], rank, least_s)]
+        clear = [
+            phase
+            for phase in COMPUTED
+            if _is_clear(more_s[phase], rank, least_s, error=errors_s[phase])
+        ]
         if not clear:  # a little in each
-            clear = [max(COMPUTED, key=lambda phase: median(more_s[phase][rank]))]
+            clear = [phase for phase in COMPUTED if median(more_s[phase][rank]) > 0]
         for phase in clear:
             own_s, median_s = one.phases.seconds(phase), _median_rank(ranks).seconds(phase)
             # A median rank may do nothing at all there; that is no number of times.
@@ -244,10 +265,12 @@ def _over_median(
     return [list(of_rank) for of_rank in zip(*compared, strict=True)]
 
 
-def _is_clear(more: Sequence[Sequence[float]], rank: int, least: float) -> bool:
-    """Whether a rank takes longer in every part, and by more than parts differ by themselves."""
+def _is_clear(
+    more: Sequence[Sequence[float]], rank: int, least: float, *, error: float = 0.0
+) -> bool:
+    """Whether a rank takes longer in every part, and by more than noise would make it."""
     own = more[rank]
-    noise = max(_noise(own), median(map(_noise, more)))
+    noise = max(_noise(own), median(map(_noise, more)), error)
     return min(own) > 0 and median(own) >= max(least, NOISES * noise)
 
 
@@ -255,18 +278,28 @@ def _noise(parts: Sequence[float]) -> float:
     return (max(parts) - min(parts)) / 2
 
 
+def _error_s(ranks: Sequence[Typical], rank: int, phase: Phase) -> float:
+    """Of the difference between a rank and the median rank."""
+    errors_s = [one.errors.seconds(phase) for one in ranks]
+    return hypot(errors_s[rank], median(errors_s))
+
+
+def _each(seconds: Callable[[Phase], float]) -> Phases:
+    return Phases(**{f"{phase}_s": seconds(phase) for phase in PHASES})
+
+
+def _distances(one: Phases, other: Phases) -> Phases:
+    return _each(lambda phase: abs(one.seconds(phase) - other.seconds(phase)))
+
+
 def _medians(several: Sequence[Phases]) -> Phases:
-    return Phases(
-        **{f"{phase}_s": median(one.seconds(phase) for one in several) for phase in PHASES}
-    )
+    return _each(lambda phase: median(one.seconds(phase) for one in several))
 
 
 def _median_rank(ranks: Sequence[Typical]) -> Phases:
     """The lower one of two, so that of two ranks it is the other."""
     phases = [one.phases for one in ranks]
-    return Phases(
-        **{f"{phase}_s": median_low(one.seconds(phase) for one in phases) for phase in PHASES}
-    )
+    return _each(lambda phase: median_low(one.seconds(phase) for one in phases))
 
 
 def _slowest(phases: Sequence[Phases]) -> Phases:
