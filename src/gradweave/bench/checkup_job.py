@@ -194,28 +194,39 @@ def _asked_gloo(meeting: Meeting, store: Store, known: Survey, timeout_s: float)
             timeout=timedelta(seconds=timeout_s),
         )
         own.clock_offset_s = clock_offset_s(group, now_s=time.time)
-        communicator = Communicator(group)
-        for nbytes in _sizes(known, len(meeting.ranks)):
-            (timing,) = time_collectives(
-                communicator,
-                operation="all-reduce",
-                algorithms=["native"],
-                nbytes=nbytes,
-                repeats=REPEATS,
-            )
-            own.all_reduces.append(AllReduce(nbytes=nbytes, seconds=timing.median_s))
+        own.all_reduces = _all_reduces(Communicator(group), known)
     except (RuntimeError, CollectiveError) as error:
         own.problem = printable(str(error).partition("\n")[0])
     return own
 
 
-def _sizes(known: Survey, workers: int) -> list[int]:
-    """Two, by what the slowest pair would need for a ring."""
+def _all_reduces(communicator: Communicator, known: Survey) -> list[AllReduce]:
+    """One that takes long enough for what bursts let pass not to matter, and smaller ones."""
+
+    def timed(nbytes: int) -> AllReduce:
+        (timing,) = time_collectives(
+            communicator,
+            operation="all-reduce",
+            algorithms=["native"],
+            nbytes=nbytes,
+            repeats=REPEATS,
+        )
+        return AllReduce(nbytes=nbytes, seconds=timing.median_s)
+
+    nbytes = _first_bytes(known, communicator.group.size())
+    found = [timed(nbytes // SIZE_FACTOR // 4 * 4), timed(nbytes)]
+    while (last := found[-1]).seconds < ALL_REDUCE_S / 2 and last.nbytes < MOST_BYTES:
+        wanted_bytes = max(2 * last.nbytes, int(last.nbytes * ALL_REDUCE_S / last.seconds))
+        found.append(timed(min(MOST_BYTES, SIZE_FACTOR * last.nbytes, wanted_bytes) // 4 * 4))
+    return found
+
+
+def _first_bytes(known: Survey, workers: int) -> int:
+    """As large as the slowest pair could carry for a ring; a ring may go round it."""
     together = [flow.bytes_per_s for flow in known.together.values()]
     alone = [speed.bytes_per_s for speed in known.alone.values()]
     ideal_bytes = min(together + alone) * ALL_REDUCE_S / bus_factor("all-reduce", workers)
-    largest_bytes = min(MOST_BYTES, max(LEAST_BYTES, int(ideal_bytes))) // 4 * 4
-    return [largest_bytes // SIZE_FACTOR // 4 * 4, largest_bytes]
+    return min(MOST_BYTES, max(LEAST_BYTES, int(ideal_bytes))) // 4 * 4
 
 
 def _versions() -> dict[str, str]:
