@@ -10,6 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -21,6 +22,7 @@ from gradweave.bench.checkup import CheckupAnswer, CheckupQuestion, place_in
 from gradweave.bench.jobs import answer, asked
 from gradweave.comm import Communicator
 from gradweave.doctor.checkup import AllReduce, Checkup, RankFacts
+from gradweave.doctor.in_time import StoreInTime, in_time
 from gradweave.doctor.meeting import Lost, Meeting, assemble
 from gradweave.doctor.surroundings import rank_facts
 from gradweave.doctor.survey import Survey, survey
@@ -84,21 +86,23 @@ def check_up(
     """With the ranks that come to the store, which must be a new one; rank 0 has the answer."""
     began_s = time.perf_counter()
     timeout_s = question.timeout_s
+    board = StoreInTime(store, timeout_s=timeout_s)
     try:
-        present = assemble(store, rank=facts.rank, world_size=world_size, timeout_s=timeout_s)
+        present = assemble(board, rank=facts.rank, world_size=world_size, timeout_s=timeout_s)
     except RuntimeError:
         _tell(f"{_who(facts)} has not heard from rank 0 at {where}; see what rank 0 says")
         return None
     if present is None:
         _tell(f"{_who(facts)} came to {where} after rank 0 had waited {timeout_s:g} s; start again")
         return None
-    meeting = Meeting(store, rank=facts.rank, ranks=present, timeout_s=timeout_s)
+    meeting = Meeting(board, rank=facts.rank, ranks=present, timeout_s=timeout_s)
     found = _Found(facts)
     try:
         _find_out(meeting, store, found, timeout_s, advance if facts.rank == 0 else lambda: None)
     except Lost as error:
         found.lost = error
-    meeting.leave()
+    with suppress(RuntimeError):  # where nothing is heard of the store any more
+        meeting.leave()
     if facts.rank != 0:
         return None
     meeting.wait_until_left(but=found.lost.ranks if found.lost else ())
@@ -166,7 +170,12 @@ def _find_out(
     survey(meeting, found.facts, found.survey, token=token, timeout_s=timeout_s, advance=advance)
     if found.survey.unreached or len(meeting.ranks) == 1:
         return
-    own = _asked_gloo(meeting, store, found.survey, timeout_s)
+    try:
+        own = in_time(
+            lambda: _asked_gloo(meeting, store, found.survey, timeout_s), limit_s=2 * timeout_s
+        )
+    except TimeoutError as error:
+        own = _FromGloo(problem=str(error))
     # A rank that gloo has failed early waits for the others, whom it fails when time is up.
     everyone = meeting.gather("asking gloo", own, _FromGloo, timeout_s=3 * timeout_s)
     found.gloo_problem = next((one.problem for one in everyone.values() if one.problem), None)
