@@ -64,6 +64,22 @@ def test_an_uplink_that_racks_share_is_named(namespaces):
 
 
 @pytest.mark.long
+def test_a_node_that_is_cut_off_while_it_is_measured_is_named(namespaces):
+    """Half a minute: silence is heard by waiting."""
+    seen = []
+    with Cluster(ClusterSpec(nodes=3, rate="200mbit")) as cluster:
+
+        def advance():
+            seen.append(None)
+            if len(seen) == 4:
+                cluster.cut(1)
+
+        found = diagnose(check_cluster(cluster, CheckupQuestion(timeout_s=8.0), advance=advance))
+    (finding,) = found.findings
+    assert (finding.kind, finding.ranks) == ("lost", (1,))
+
+
+@pytest.mark.long
 def test_a_node_that_is_cut_off_is_waited_for_and_named(namespaces):
     """Half a minute: silence is heard by waiting."""
     with Cluster(ClusterSpec(nodes=3, rate="200mbit")) as cluster:

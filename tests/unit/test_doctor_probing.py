@@ -1,13 +1,15 @@
 """Who meets whom; messages over real sockets; ranks that do not answer."""
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import Event
 
 import pytest
 from checkups import LOOPBACK, ThreadStore, interface, rank_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradweave.doctor import probe
+from gradweave.doctor import in_time, probe
 from gradweave.doctor.checkup import Interface
 from gradweave.doctor.meeting import Lost, Meeting, assemble
 from gradweave.doctor.probe import TOKEN_BYTES, Line, Listener, Sent, Unanswered, read_alone
@@ -162,6 +164,35 @@ def test_those_that_come_are_counted_by_rank_0_and_late_ones_are_told():
     store = ThreadStore()
     everyone = on_threads(3, lambda rank: assemble(store, rank=rank, world_size=3, timeout_s=20.0))
     assert everyone == [[0, 1, 2]] * 3
+
+
+class StuckStore(ThreadStore):
+    """As torch's when its host is cut off: it waits, whatever it was told."""
+
+    def __init__(self):
+        super().__init__()
+        self.end = Event()
+
+    def wait(self, keys, timeout):
+        self.end.wait()
+
+
+def test_a_store_that_does_not_answer_is_left_behind(monkeypatch):
+    monkeypatch.setattr(in_time, "GRACE_S", 0.01)
+    stuck = StuckStore()
+    store = in_time.StoreInTime(stuck, timeout_s=0.01)
+    with pytest.raises(RuntimeError, match="no answer within"):
+        store.wait(["key"], timedelta(seconds=0.01))
+    with pytest.raises(RuntimeError, match="has not answered before"):
+        store.set("key", "value")
+    stuck.end.set()
+
+
+def test_what_a_call_raises_in_time_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        in_time.in_time(lambda: 1 // 0, limit_s=20.0)
+    store = in_time.StoreInTime(ThreadStore(), timeout_s=20.0)
+    assert assemble(store, rank=0, world_size=1, timeout_s=20.0) == [0]
 
 
 def test_what_seems_slow_is_looked_at_again_the_slowest_first():

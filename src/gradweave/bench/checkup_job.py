@@ -10,6 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -21,6 +22,7 @@ from gradweave.bench.checkup import CheckupAnswer, CheckupQuestion, place_in
 from gradweave.bench.jobs import answer, asked
 from gradweave.comm import Communicator
 from gradweave.doctor.checkup import AllReduce, Checkup, RankFacts
+from gradweave.doctor.in_time import StoreInTime, in_time
 from gradweave.doctor.meeting import Lost, Meeting, assemble
 from gradweave.doctor.surroundings import rank_facts
 from gradweave.doctor.survey import Survey, survey
@@ -84,21 +86,23 @@ def check_up(
     """With the ranks that come to the store, which must be a new one; rank 0 has the answer."""
     began_s = time.perf_counter()
     timeout_s = question.timeout_s
+    board = StoreInTime(store, timeout_s=timeout_s)
     try:
-        present = assemble(store, rank=facts.rank, world_size=world_size, timeout_s=timeout_s)
+        present = assemble(board, rank=facts.rank, world_size=world_size, timeout_s=timeout_s)
     except RuntimeError:
         _tell(f"{_who(facts)} has not heard from rank 0 at {where}; see what rank 0 says")
         return None
     if present is None:
         _tell(f"{_who(facts)} came to {where} after rank 0 had waited {timeout_s:g} s; start again")
         return None
-    meeting = Meeting(store, rank=facts.rank, ranks=present, timeout_s=timeout_s)
+    meeting = Meeting(board, rank=facts.rank, ranks=present, timeout_s=timeout_s)
     found = _Found(facts)
     try:
         _find_out(meeting, store, found, timeout_s, advance if facts.rank == 0 else lambda: None)
     except Lost as error:
         found.lost = error
-    meeting.leave()
+    with suppress(RuntimeError):  # where nothing is heard of the store any more
+        meeting.leave()
     if facts.rank != 0:
         return None
     meeting.wait_until_left(but=found.lost.ranks if found.lost else ())
@@ -166,7 +170,12 @@ def _find_out(
     survey(meeting, found.facts, found.survey, token=token, timeout_s=timeout_s, advance=advance)
     if found.survey.unreached or len(meeting.ranks) == 1:
         return
-    own = _asked_gloo(meeting, store, found.survey, timeout_s)
+    try:
+        own = in_time(
+            lambda: _asked_gloo(meeting, store, found.survey, timeout_s), limit_s=2 * timeout_s
+        )
+    except TimeoutError as error:
+        own = _FromGloo(problem=str(error))
     # A rank that gloo has failed early waits for the others, whom it fails when time is up.
     everyone = meeting.gather("asking gloo", own, _FromGloo, timeout_s=3 * timeout_s)
     found.gloo_problem = next((one.problem for one in everyone.values() if one.problem), None)
@@ -194,28 +203,39 @@ def _asked_gloo(meeting: Meeting, store: Store, known: Survey, timeout_s: float)
             timeout=timedelta(seconds=timeout_s),
         )
         own.clock_offset_s = clock_offset_s(group, now_s=time.time)
-        communicator = Communicator(group)
-        for nbytes in _sizes(known, len(meeting.ranks)):
-            (timing,) = time_collectives(
-                communicator,
-                operation="all-reduce",
-                algorithms=["native"],
-                nbytes=nbytes,
-                repeats=REPEATS,
-            )
-            own.all_reduces.append(AllReduce(nbytes=nbytes, seconds=timing.median_s))
+        own.all_reduces = _all_reduces(Communicator(group), known)
     except (RuntimeError, CollectiveError) as error:
         own.problem = printable(str(error).partition("\n")[0])
     return own
 
 
-def _sizes(known: Survey, workers: int) -> list[int]:
-    """Two, by what the slowest pair would need for a ring."""
+def _all_reduces(communicator: Communicator, known: Survey) -> list[AllReduce]:
+    """One that takes long enough for what bursts let pass not to matter, and smaller ones."""
+
+    def timed(nbytes: int) -> AllReduce:
+        (timing,) = time_collectives(
+            communicator,
+            operation="all-reduce",
+            algorithms=["native"],
+            nbytes=nbytes,
+            repeats=REPEATS,
+        )
+        return AllReduce(nbytes=nbytes, seconds=timing.median_s)
+
+    nbytes = _first_bytes(known, communicator.group.size())
+    found = [timed(nbytes // SIZE_FACTOR // 4 * 4), timed(nbytes)]
+    while (last := found[-1]).seconds < ALL_REDUCE_S / 2 and last.nbytes < MOST_BYTES:
+        wanted_bytes = max(2 * last.nbytes, int(last.nbytes * ALL_REDUCE_S / last.seconds))
+        found.append(timed(min(MOST_BYTES, SIZE_FACTOR * last.nbytes, wanted_bytes) // 4 * 4))
+    return found
+
+
+def _first_bytes(known: Survey, workers: int) -> int:
+    """As large as the slowest pair could carry for a ring; a ring may go round it."""
     together = [flow.bytes_per_s for flow in known.together.values()]
     alone = [speed.bytes_per_s for speed in known.alone.values()]
     ideal_bytes = min(together + alone) * ALL_REDUCE_S / bus_factor("all-reduce", workers)
-    largest_bytes = min(MOST_BYTES, max(LEAST_BYTES, int(ideal_bytes))) // 4 * 4
-    return [largest_bytes // SIZE_FACTOR // 4 * 4, largest_bytes]
+    return min(MOST_BYTES, max(LEAST_BYTES, int(ideal_bytes))) // 4 * 4
 
 
 def _versions() -> dict[str, str]:

@@ -6,6 +6,7 @@ direction from the other.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from statistics import median
 
 from msgspec import Struct
@@ -85,19 +86,22 @@ def is_doubtful_together(share: float) -> bool:
     return share < FAST_TOGETHER
 
 
-def what_is_slow(rates: Numbers) -> Slowness:
-    """Members first: their pairs are not blamed for them. Then cuts, then single pairs."""
+def what_is_slow(rates: Numbers, *, most: float = inf) -> Slowness:
+    """Members first: their pairs are not blamed for them. Then cuts, then single pairs.
+
+    Rates above ``most`` are not told from each other.
+    """
     members = sorted({member for pair in rates for member in pair})
     if len(members) < 2:  # noqa: PLR2004
         return Slowness()
     if len(members) == 2:  # noqa: PLR2004
-        return Slowness(pairs=_slower_direction(rates))
-    slow = _slow_members(rates, members)
+        return Slowness(pairs=_slower_direction(rates, most))
+    slow = _slow_members(rates, members, most)
     known = {member.member for member in slow}
     rest = {pair: rate for pair, rate in rates.items() if not known & set(pair)}
     sent, received = _best(rest)
     expected = {(a, b): min(sent[a], received[b]) for a, b in rest}
-    is_slow = {pair for pair, rate in rest.items() if rate < SLOW * expected[pair]}
+    is_slow = {pair for pair, rate in rest.items() if rate < SLOW * min(expected[pair], most)}
     groups = _groups([one for one in members if one not in known], is_slow)
     if len(groups) > 1 and all(len(group) > 1 for group in groups):
         between = _between(groups, rest)
@@ -179,22 +183,23 @@ def _is_slow_trip(found_s: float, usual_s: float) -> bool:
     return found_s > max(SLOW_TRIP * usual_s, usual_s + SLOW_TRIP_S)
 
 
-def _slower_direction(rates: Numbers) -> tuple[SlowPair, ...]:
+def _slower_direction(rates: Numbers, most: float) -> tuple[SlowPair, ...]:
     """Of two members: one direction can only be compared with the other."""
     return tuple(
         SlowPair(sender=a, receiver=b, both_ways=False, found=rate, usual=rates[b, a])
         for (a, b), rate in rates.items()
-        if rate < SLOW * rates.get((b, a), 0.0)
+        if rate < SLOW * min(rates.get((b, a), 0.0), most)
     )
 
 
-def _slow_members(rates: Numbers, members: Sequence[int]) -> tuple[SlowMember, ...]:
+def _slow_members(rates: Numbers, members: Sequence[int], most: float) -> tuple[SlowMember, ...]:
     sent, received = _best(rates)
     usual = _usual(rates)
+    least = SLOW * min(usual, most)
     found = []
     for member in members:
-        sends = sent.get(member, usual) < SLOW * usual
-        receives = received.get(member, usual) < SLOW * usual
+        sends = sent.get(member, usual) < least
+        receives = received.get(member, usual) < least
         if sends or receives:
             best = [sent[member]] * sends + [received[member]] * receives
             found.append(

@@ -18,14 +18,14 @@ from gradweave.doctor.slowness import (
 from gradweave.doctor.verdicts.finding import Finding
 
 # Rates that need more of the core time which a process gets on these hosts are the cores', not the
-# network's: beyond it all count as alike. Twenty processes that want two cores leave a tenth of a
-# core to each, and links that nothing shapes then seem to differ by a factor of four.
+# network's, and are not told from each other. Twenty processes that want two cores leave a tenth of
+# a core to each, and links that nothing shapes then seem to differ by a factor of four.
 CORE_SHARE = 0.3
 
 
 def slow(checkup: Checkup, explained: set[int]) -> Iterator[Finding]:
     hosts = _by_first_rank(checkup)
-    slowness = what_is_slow(_network_rates(checkup, explained))
+    slowness = what_is_slow(_rates(checkup, explained), most=_bytes_per_s_of_cores(checkup))
     for member in slowness.members:
         yield _slow_host(hosts[member.member], member)
     for pair in slowness.pairs:
@@ -75,7 +75,8 @@ def _slow_uplink(hosts: Mapping[int, Host], cut: Cut) -> Finding:
 
 def contention(checkup: Checkup, explained: set[int]) -> Iterator[Finding]:
     hosts = _by_first_rank(checkup)
-    alone = _network_rates(checkup, explained)
+    most = _bytes_per_s_of_cores(checkup)
+    alone = {pair: min(rate, most) for pair, rate in _rates(checkup, explained).items()}
     together = {(one.sender, one.receiver): one.bytes_per_s for one in checkup.together}
     found = what_contends(alone, together)
     if found is None:
@@ -137,12 +138,9 @@ def latency(checkup: Checkup, explained: set[int]) -> Iterator[Finding]:
         )
 
 
-def _network_rates(checkup: Checkup, explained: set[int]) -> dict[Pair, float]:
-    """Between hosts that nothing else is known of, as far as cores could move the bytes."""
-    most = _bytes_per_s_of_cores(checkup)
-    return {
-        pair: min(rate, most) for pair, rate in checkup.rates.items() if not explained & set(pair)
-    }
+def _rates(checkup: Checkup, explained: set[int]) -> dict[Pair, float]:
+    """Between hosts that nothing else is known of."""
+    return {pair: rate for pair, rate in checkup.rates.items() if not explained & set(pair)}
 
 
 def _bytes_per_s_of_cores(checkup: Checkup) -> float:
