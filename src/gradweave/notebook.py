@@ -32,16 +32,17 @@ class Bar(NamedTuple):
 
 
 def table(title: str, rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows with the same keys, below a title."""
-    header = "".join(f"<th>{escape(key)}</th>" for key in rows[0]) if rows else ""
-    body = "".join(_body(rows))
+    """Rows with the same keys, below a title; without those that no row has a value for."""
+    used = [key for key in rows[0] if any(row[key] is not None for row in rows)] if rows else []
+    header = "".join(f"<th>{escape(key)}</th>" for key in used)
+    body = "".join(_body([[row[key] for key in used] for row in rows]))
     return (
         f"<div><p><code>{escape(title)}</code></p>"
         f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _body(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
+def _body(rows: Sequence[Sequence[object]]) -> Iterator[str]:
     half = MOST_ROWS // 2
     is_long = len(rows) > MOST_ROWS
     for row in rows[:half] if is_long else rows:
@@ -53,11 +54,16 @@ def _body(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
             yield _row(row)
 
 
-def _row(row: Mapping[str, object]) -> str:
-    return "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values()) + "</tr>"
+def _row(row: Sequence[object]) -> str:
+    return "<tr>" + "".join(map(_cell, row)) + "</tr>"
 
 
 def _cell(value: object) -> str:
+    side = "right" if isinstance(value, int | float) else "left"
+    return f'<td style="text-align: {side}">{escape(_text(value))}</td>'
+
+
+def _text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, float):

@@ -140,6 +140,12 @@ def test_long_tables_show_their_ends():
     assert trace.tensors[-1].name in rows[-1]
 
 
+def test_columns_without_a_value_are_left_out(linked_network):
+    document = ET.fromstring(linked_network._repr_html_())  # noqa: S314 ours
+    assert [cell.text for cell in document.iter("th")] == ["kind", "startup_s", "s_per_byte"]
+    assert [cell.text for cell in document.iter("td")] == ["link", "0.25", "0.001"]
+
+
 def test_rows_of_a_trace(small_trace):
     assert small_trace.rows() == [
         {"tensor": "c", "elements": 100, "nbytes": 400, "ready_s": 1.0, "forward_s": 0.5},
