@@ -3,7 +3,7 @@
     from torch.utils.tensorboard import SummaryWriter  # pip install tensorboard
     from tensorboard_metrics import log_metrics
 
-    writer = SummaryWriter("runs/tensorboard") if dist.get_rank() == 0 else None
+    writer = SummaryWriter("tensorboard") if dist.get_rank() == 0 else None
     ...
     optimizer.step()
     if writer is not None and step % 10 == 0:
