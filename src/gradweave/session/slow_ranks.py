@@ -21,8 +21,8 @@ from gradweave.session.healing import Exposed, Sent, exposed_beside
 LEAST_STEPS = 20
 # Medians of so many parts of the steps tell what lasts from what a noisy machine does for a while.
 PARTS = 4
-# A rank that takes longer by less of a step is not spoken of, nor a link that is slower by less; nor
-# either where a step would gain less of itself.
+# A rank that takes longer by less of a step is not spoken of, nor is a link that is slower by less,
+# nor either of them where a step would gain less of itself.
 LEAST_SHARE, LEAST_LINK, LEAST_GAIN = 0.015, 0.05, 0.0075
 # How many times as large as the noise a difference has to be.
 NOISES = 2.5
