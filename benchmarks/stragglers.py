@@ -36,7 +36,7 @@ SHARES = (0.1, 0.2, 0.5)
 CASES_OF_EACH, CASES_IF_QUICK = 10, 1  # share and phase
 INPUT_S, FORWARD_S, BACKWARD_S = 0.04, 0.04, 0.045
 LAYERS, LAYER_ELEMENTS, FIRST_ELEMENTS = 8, 7_500, 150_000
-SETTLING_STEPS, STEPS = 2, 24
+SETTLING_STEPS, STEPS = 2, 22
 
 
 class Everything(Struct, frozen=True, kw_only=True):

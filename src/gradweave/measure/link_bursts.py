@@ -16,13 +16,13 @@ from gradweave.vocabulary import MIB
 
 # A burst is so many messages, and so long: buffers on the way, such as a shaper's, hold a
 # millisecond or two of it.
-MESSAGES, BURST_S = 8, 0.02
+MESSAGES, BURST_S = 8, 0.016
 LONGEST_BURST_S = 0.25
 LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES = 32 * 1024, 4 * MIB
 # To so many other hosts at most.
 MOST_PEERS = 4
 # Each part of the answer has so many bursts to each: a busy host spoils one now and then.
-BURSTS = 2
+BURSTS = 3
 
 HOST = torch.device("cpu")
 
@@ -37,9 +37,9 @@ def link_transfers(
 
     Call it on every rank, with the host of each, while nothing else is sent. One rank of each host
     takes part. All of them send and receive at once, each to one peer and from another, so that a
-    burst has two links for itself; peers change from burst to burst. It takes half a second for
-    four hosts. Where the group's backend is not gloo, messages travel by gloo all the same, over
-    TCP. (Not run here with other backends.)
+    burst has two links for itself; peers change from burst to burst. It takes two thirds of a
+    second for four hosts. Where the group's backend is not gloo, messages travel by gloo all the
+    same, over TCP. (Not run here with other backends.)
     """
     firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
     if len(firsts) < LEAST_LINKS:

@@ -97,7 +97,7 @@ class Planned:
         """Which ranks let all others wait, the worst first; none where that may be noise.
 
         Call it on every rank, between two steps. Ranks compare what their last ``steps`` steps took
-        them, phase by phase, and send a few messages from host to host, for half a second, to see
+        them, phase by phase, and send messages from host to host, for less than a second, to see
         whether one link is slow.
         """
         if not LEAST_STEPS <= steps <= KEPT_STEPS:

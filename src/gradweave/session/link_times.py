@@ -28,19 +28,21 @@ def s_per_byte(arrived_s: Sequence[float], nbytes: int) -> float:
 def link_times(transfers: Iterable[Transfer]) -> dict[int, list[float]]:
     """What a byte takes on the link of each rank, in its slower direction, part by part.
 
-    A burst is as slow as the slower link of two, so that of a rank's bursts the fastest tells what
-    its own link can do.
+    A burst is as slow as the slower link of two, so that of a rank's bursts the faster ones tell
+    what its own link can do; not the fastest, for a host that looks late at the first messages of
+    one sees it shorter than it was.
     """
-    fastest: dict[int, dict[tuple[int, bool], float]] = {}  # by rank, then part and direction
-    for transfer in transfers:
-        for rank, is_sent in ((transfer.sender, True), (transfer.receiver, False)):
-            of_rank = fastest.setdefault(rank, {})
-            key = (transfer.part, is_sent)
-            of_rank[key] = min(transfer.s_per_byte, of_rank.get(key, transfer.s_per_byte))
+    taken: dict[int, dict[int, dict[bool, list[float]]]] = {}  # by rank, part, and whether it sent
+    for one in transfers:
+        for rank, has_sent in ((one.sender, True), (one.receiver, False)):
+            of_part = taken.setdefault(rank, {}).setdefault(one.part, {})
+            of_part.setdefault(has_sent, []).append(one.s_per_byte)
     return {
-        rank: [
-            max(taken for (of_part, _), taken in of_rank.items() if of_part == part)
-            for part in sorted({part for part, _ in of_rank})
-        ]
-        for rank, of_rank in sorted(fastest.items())
+        rank: [max(map(_of_the_faster, of_part.values())) for _, of_part in sorted(parts.items())]
+        for rank, parts in sorted(taken.items())
     }
+
+
+def _of_the_faster(bursts: Sequence[float]) -> float:
+    """The slowest of the fastest third: of two peers, one of which is slow, still the other."""
+    return sorted(bursts)[(len(bursts) - 1) // 3]

@@ -21,10 +21,11 @@ from gradweave.session.healing import Exposed, Sent, exposed_beside
 LEAST_STEPS = 20
 # Medians of so many parts of the steps tell what lasts from what a noisy machine does for a while.
 PARTS = 4
-# What costs less of a step is not spoken of; nor is a link that is not so much slower.
-LEAST_SHARE, LEAST_LINK = 0.015, 0.05
+# A rank that takes longer by less of a step is not spoken of, nor is a link that is slower by less,
+# nor either of them where a step would gain less of itself.
+LEAST_SHARE, LEAST_LINK, LEAST_GAIN = 0.015, 0.05, 0.0075
 # How many times as large as the noise a difference has to be.
-NOISES = 3.0
+NOISES = 2.5
 # A machine that is busy is so for a few steps in a row: so many of them tell as much as one.
 STEPS_ALIKE = 4
 # Standard deviations of a normal distribution in the median distance from its median, and in the
@@ -153,7 +154,7 @@ def slow_ranks(
             )
         )
     # One of two that are alike gains nothing by itself, so what is left out are the last ones.
-    least_s = LEAST_SHARE * healing.step_s
+    least_s = LEAST_GAIN * healing.step_s
     enough = next(n for n, step_s in enumerate(without_s) if step_s - without_s[-1] < least_s)
     return tuple(found[:enough])
 
@@ -188,14 +189,14 @@ def _slow_computing(ranks: Sequence[Typical]) -> list[_Fault]:
     faults = []
     for rank, one in enumerate(ranks):
         errors_s = {phase: _error_s(ranks, rank, phase) for phase in COMPUTED}
-        if not _is_clear(in_all_s, rank, least_s, error=hypot(*errors_s.values())):
-            continue  # what one phase takes longer, another makes up for
         clear = [
             phase
             for phase in COMPUTED
             if _is_clear(more_s[phase], rank, least_s, error=errors_s[phase])
+            # Otherwise other phases make up for it.
+            and median(in_all_s[rank]) > median(more_s[phase][rank]) / 2
         ]
-        if not clear:  # a little in each
+        if not clear and _is_clear(in_all_s, rank, least_s, error=hypot(*errors_s.values())):
             clear = [phase for phase in COMPUTED if median(more_s[phase][rank]) > 0]
         for phase in clear:
             own_s, median_s = one.phases.seconds(phase), _median_rank(ranks).seconds(phase)
