@@ -331,6 +331,8 @@ class DistributedDataParallel(Planned, TorchDDP):
             clock.begun += is_synchronised
         if clock is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if clock.misses_end and self._engine is not None and self._last_gradient is not None:
+            self._engine.look_again(self._last_gradient)
         clock.forward_begins(is_synchronised=is_synchronised)
         if recorder is not None:
             recorder.begin()

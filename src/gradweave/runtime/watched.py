@@ -43,6 +43,7 @@ from gradweave.torch_internals import (
     has_comm_hook,
     has_reduced_since,
     is_compiled,
+    noted_gradients,
     require,
 )
 from gradweave.trace import Trace
@@ -227,6 +228,9 @@ class Watched:
             self._survey = None
             self._clock.stage_begins(str(Stage.SETTLED))
         self._end_step()
+        if self._clock.misses_end:
+            in_order = list(self._parameters.values())
+            self._last_gradient.look_again(noted_gradients(ddp), in_order)
         is_synchronised = ddp.require_backward_grad_sync
         self._clock.begun += is_synchronised
         self._clock.forward_begins(is_synchronised=is_synchronised)
