@@ -147,8 +147,16 @@ def has_reduced_since(ddp: TorchDDP, before: list[int]) -> tuple[bool, list[int]
     and leaves that alone in passes that are not synchronised, so another note is another pass. The
     first pass of a static graph leaves no note.
     """
-    now = list(ddp.reducer.get_backward_stats())
+    now = noted_gradients(ddp)
     return now != before and any(now), now
+
+
+def noted_gradients(ddp: TorchDDP) -> list[int]:
+    """How many nanoseconds into the last synchronised pass each gradient came; 0: not yet.
+
+    In the order of the reducer's parameters. Passes without synchronisation leave it alone.
+    """
+    return list(ddp.reducer.get_backward_stats())
 
 
 def require_finished_reduction(ddp: TorchDDP) -> None:

@@ -3,11 +3,14 @@
 import pytest
 import torch
 from ranks import on_processes
-from small_training import batch, network
+from small_training import batch, network, plan_of
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave import DistributedDataParallel, ShardedDataParallel
+from gradweave import DistributedDataParallel, ShardedDataParallel, watch
 from gradweave.measure.clocks import HostClock
 from gradweave.phases import PHASES, Phases
+from gradweave.plan import Bucket, Plan
 from gradweave.results import StageBegin
 from gradweave.runtime.step_clock import KEPT_STEPS, StepClock
 
@@ -150,6 +153,25 @@ def test_the_last_phases_are_those_of_a_step_that_is_over():
     assert scripted.clock.last_phases().network_s == 8.0
 
 
+def test_a_step_that_ended_unseen_is_counted_without_phases():
+    scripted = Scripted()
+    scripted.pass_(**STEP)
+    scripted.pass_(**STEP)
+    scripted.clock.forward_begins(is_synchronised=True)
+    assert not scripted.clock.misses_end
+    scripted.passes(2.0)
+    scripted.clock.forward_ends()
+    scripted.passes(4.0)
+    assert scripted.clock.misses_end
+    scripted.clock.step_ended_unseen()
+    assert not scripted.clock.misses_end
+    scripted.pass_(**STEP)
+    assert list(scripted.clock.step_s) == [15.0, 6.0, 15.0]
+    assert scripted.clock.phases() == [Phases(**STEP)]
+    scripted.pass_(**STEP)
+    assert scripted.clock.phases() == [Phases(**STEP)] * 2
+
+
 def test_some_steps_are_kept():
     scripted = Scripted()
     for _ in range(2 * KEPT_STEPS):
@@ -176,6 +198,73 @@ def _seen(group, name):
     phases = model._clock.phases()
     lengths = [[one.seconds(phase) for phase in PHASES] for one in phases]
     return lengths, list(model._clock.step_s)
+
+
+class FirstUnused(nn.Module):
+    """The gradient that one would expect last never comes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, value):
+        return self.second(value)
+
+
+def _steps_seen(group, how):
+    model, options = FirstUnused(), {"find_unused_parameters": True}
+    if how == "watched":
+        model = TorchDDP(model, **options)
+        asked = watch(model)
+    else:
+        options |= {"record_steps": 2} if how == "planning" else {"plan": PLAN}
+        model = asked = DistributedDataParallel(model, **options)
+    seen = []
+    for step in range(8):
+        model(batch(step, group.rank())).sum().backward()
+        seen.append(asked.metrics()["step"])
+    return seen
+
+
+PLAN = Plan(
+    planner="made",
+    buckets=(
+        Bucket(tensors=("second.bias", "second.weight"), collective="native"),
+        Bucket(tensors=("first.bias", "first.weight"), collective="native"),
+    ),
+)
+
+
+def _evaluates_with_gradients(group, how):
+    model, options = network(), {"record_steps": 3} if how == "planning" else {"plan": MADE}
+    if how == "watched":
+        model = TorchDDP(model)
+        asked = watch(model)
+    else:
+        model = asked = DistributedDataParallel(model, **options)
+    seen = []
+    for step in range(9):
+        model(batch(step, group.rank())).sum().backward()
+        for _ in range(step % 3):
+            model(batch(step, group.rank()))
+        seen.append(asked.metrics()["step"])
+    return seen
+
+
+MADE = plan_of(2, 3)
+
+
+@pytest.mark.parametrize("how", ["planning", "given", "watched"])
+def test_forward_passes_alone_are_no_steps(how, tmp_path):
+    steps = list(range(1, 10))
+    assert on_processes(2, _evaluates_with_gradients, how, scratch=tmp_path) == [steps] * 2
+
+
+@pytest.mark.parametrize("how", ["planning", "given", "watched"])
+def test_the_last_gradient_is_looked_for_where_it_was(how, tmp_path):
+    """The first pass is over when the second one begins."""
+    steps = [0, *range(2, 9)]
+    assert on_processes(2, _steps_seen, how, scratch=tmp_path) == [steps] * 2
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

@@ -146,6 +146,39 @@ def test_copies_are_not_watched(tmp_path):
     assert on_processes(2, copied, scratch=tmp_path) == [2, 2]
 
 
+class Model(nn.Sequential):
+    """With a forward of its own: torch's would not be compiled, only inlined."""
+
+    def forward(self, value):
+        for part in self:
+            value = part(value)
+        return value
+
+
+def compiled(group, folder, where):
+    plain, module = TorchDDP(Model(*network())), Model(*network())
+    if where == "inside":
+        module = torch.compile(module, backend="eager")
+    model = TorchDDP(module)
+    watched = watch(model)
+    called = torch.compile(model, backend="eager") if where == "around" else model
+    for training in (plain, called):
+        for step in range(10):
+            training(batch(step, group.rank())).square().mean().backward()
+    watched.save_run(folder)
+    pairs = zip(plain.parameters(), model.parameters(), strict=True)
+    return watched.metrics()["step"], all(torch.equal(a.grad, b.grad) for a, b in pairs)
+
+
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_compiled_models(where, tmp_path):
+    path = tmp_path / "torch"
+    assert on_processes(2, compiled, str(path), where, scratch=tmp_path) == [(10, True)] * 2
+    (folder,) = read_folders([path])
+    assert len(folder.run.measured["torch-ddp"]) == 2
+    assert folder.run.trace.origin == "estimated"
+
+
 def late(group):
     model = TorchDDP(network())
     taken(model, group.rank(), steps=1)

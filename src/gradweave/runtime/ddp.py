@@ -341,6 +341,8 @@ class DistributedDataParallel(Planned, TorchDDP):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if self._news is not None:
             self._news.forward_begins()
+        if clock.misses_end and self._engine is not None and self._last_gradient is not None:
+            self._engine.look_again(self._last_gradient)
         clock.forward_begins(is_synchronised=is_synchronised)
         if recorder is not None:
             recorder.begin()

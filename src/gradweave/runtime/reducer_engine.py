@@ -9,11 +9,13 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave.measure.clocks import clock_for
 from gradweave.plan import Plan
 from gradweave.runtime.message_log import MessageLog
+from gradweave.runtime.step_clock import LastGradient
 from gradweave.runtime.transports import BucketSender, Transports, send_bucket
 from gradweave.session.candidates import unplanned_lengths
 from gradweave.session.commands import SimpleBuckets
 from gradweave.torch_internals import (
     has_reduced_since,
+    noted_gradients,
     replace_reducer,
     require_finished_reduction,
     torch_bucket_bytes,
@@ -92,6 +94,12 @@ class ReducerEngine:
         names = self._names(SimpleBuckets.ORIGINAL, order)
         sizes = [sum(self._parameters[name].nbytes for name in bucket) for bucket in names]
         return names if sorted(sizes) == sorted(torch_bucket_bytes(self._live)) else None
+
+    def look_again(self, last_gradient: LastGradient) -> None:
+        """Have it look for the end of backward where that was in the last pass."""
+        names = [name for bucket in self._installed for name in bucket] or list(self._parameters)
+        in_order = [self._parameters[name] for name in names]
+        last_gradient.look_again(noted_gradients(self._live), in_order)
 
     def stop_noting(self) -> None:
         """A hook cannot be taken back without other buckets, but it need not note anything."""

@@ -4,7 +4,7 @@ import time
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -65,6 +65,11 @@ class StepClock:
             self.stages.append(StageBegin(stage, self.steps))
         self.forget()
 
+    @property
+    def misses_end(self) -> bool:
+        """Whether there was a forward pass whose backward pass, if any, had no end to be seen."""
+        return self._is_synchronised and self._phase == "backward"
+
     def forward_begins(self, *, is_synchronised: bool) -> None:
         if self._began_s is None:
             self._began_s = self._now_s()
@@ -98,6 +103,13 @@ class StepClock:
         if self._marks and self._is_whole:
             self._kept.append((self._marks, end))
         self._marks, self._phase, self._is_whole = [("input", end)], "input", True
+
+    def step_ended_unseen(self) -> None:
+        """It is over, and nobody saw when: it is counted, and its phases are not known."""
+        self.messages_done()
+        if self._kept and self._kept[-1][1] is self._marks[0][1]:
+            self._kept.pop()
+        self._is_whole = False  # nor those of the next one, whose beginning is late
 
     def waits(self, wait: Callable[[], None]) -> None:
         """Let this rank wait for the network in the middle of another phase."""
@@ -144,12 +156,31 @@ class LastGradient:
 
     def __init__(self, clock: StepClock) -> None:
         self._clock = clock
-        self._parameter: weakref.ref[nn.Parameter] | None = None
+        self._expected: weakref.ref[nn.Parameter] | None = None
+        self._parameter: weakref.ref[nn.Parameter] | None = None  # which has the hook
         self._handle: RemovableHandle | None = None
+        self._asked: tuple[int, list[int]] = 0, []  # with how many steps, and what torch had noted
 
     def expect(self, parameter: nn.Parameter) -> None:
-        if self._parameter is not None and self._parameter() is parameter:
-            return
+        """By what is known; said again, it does not undo what was seen since."""
+        if self._expected is None or self._expected() is not parameter:
+            self._expected = weakref.ref(parameter)
+            self._move_to(parameter)
+
+    def look_again(self, noted: list[int], in_order: Sequence[nn.Parameter]) -> None:
+        """Before a forward pass, where the one before it had no end that could be seen.
+
+        ``noted`` is what torch has noted of gradients of the last synchronised pass, for parameters
+        ``in_order``. Where that is another pass than when this was asked last, and no end was seen
+        since, it was missed: the parameter that was expected last may get no gradient at all.
+        """
+        steps, before = self._asked
+        if any(noted) and noted != before and steps == self._clock.steps:
+            self._move_to(in_order[noted.index(max(noted))])
+            self._clock.step_ended_unseen()
+        self._asked = self._clock.steps, noted
+
+    def _move_to(self, parameter: nn.Parameter) -> None:
         self.close()
         note = unserializable_hook(partial(_note, self._clock))  # type: ignore[no-untyped-call]
         with all_requiring_grad([parameter]):

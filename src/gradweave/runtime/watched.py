@@ -42,6 +42,8 @@ from gradweave.torch_internals import (
     FOR_BACKWARD_CALLBACKS,
     has_comm_hook,
     has_reduced_since,
+    is_compiled,
+    noted_gradients,
     require,
 )
 from gradweave.trace import Trace
@@ -216,10 +218,19 @@ class Watched:
         )
         return trace.in_order(name for bucket in plan.buckets for name in bucket.tensors)
 
-    def _forward_begins(self, ddp: TorchDDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _forward_begins(
+        self, ddp: TorchDDP, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_compiling: bool
+    ) -> None:
         if not torch.is_grad_enabled():
             return
+        if self._survey is not None and (is_compiling or is_compiled(ddp.module)):
+            self._survey.close()  # its hooks would be compiled, too
+            self._survey = None
+            self._clock.stage_begins(str(Stage.SETTLED))
         self._end_step()
+        if self._clock.misses_end:
+            in_order = list(self._parameters.values())
+            self._last_gradient.look_again(noted_gradients(ddp), in_order)
         is_synchronised = ddp.require_backward_grad_sync
         self._clock.begun += is_synchronised
         self._clock.forward_begins(is_synchronised=is_synchronised)
@@ -228,8 +239,10 @@ class Watched:
         if is_synchronised:
             self._recorder.begin()
 
-    def _forward_ends(self, ddp: TorchDDP, args: object, output: object) -> None:
-        del args, output
+    def _forward_ends(
+        self, ddp: TorchDDP, args: object, output: object, *, is_compiling: bool
+    ) -> None:
+        del args, output, is_compiling
         if not torch.is_grad_enabled():
             return
         if ddp.require_backward_grad_sync:
@@ -271,14 +284,14 @@ class _OnWrapper:
         self._note = torch.compiler.disable(note)  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: Any) -> None:
-        self._note(*args)
+        self._note(*args, is_compiling=torch.compiler.is_compiling())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_OnWrapper, (_nothing,))
 
 
-def _nothing(*args: object) -> None:
-    del args
+def _nothing(*args: object, is_compiling: bool) -> None:
+    del args, is_compiling
 
 
 def _close(last_gradient: LastGradient, survey: Survey) -> None:
