@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from gradweave.errors import RequestError
+
 # No time, size or rate in a training job is larger; sums and products of such numbers stay finite.
 LARGEST = 10**15
 
@@ -27,6 +29,18 @@ def require_text(value: Struct, *fields: str) -> None:
             raise ValueError(f"{field} must not be empty")
         if any("\ud800" <= character <= "\udfff" for character in found):
             raise ValueError(f"{field} must be text that can be written, got {found!a}")
+
+
+def require_kind(call: str, **arguments: tuple[object, type]) -> None:
+    """Raise RequestError unless each argument is what its name says: swapped ones look alike."""
+    for name, (found, kind) in arguments.items():
+        if not isinstance(found, kind):
+            hint = ""
+            if isinstance(found, str) and kind.__name__ in {"Trace", "Network"}:
+                hint = f"; gradweave.load_{kind.__name__.lower()}({found[:80]!r}) makes one"
+            raise RequestError(
+                f"{call}: {name} must be a {kind.__name__}, got a {type(found).__name__}{hint}"
+            )
 
 
 def _but(found: float) -> str:

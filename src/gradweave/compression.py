@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from gradweave.errors import RequestError
-from gradweave.vocabulary import parse_spec
+from gradweave.vocabulary import alternatives, parse_spec
 
 # How the largest are exchanged, by the names of gradweave.sparse.exchange.EXCHANGES.
 ExchangeName = Literal["topk", "gtopk", "gtopk-tree", "gtopk-tree-lossy", "gtopk-all-gather"]
@@ -15,6 +15,18 @@ EXCHANGE_NAMES: tuple[ExchangeName, ...] = get_args(ExchangeName)
 # What every element is rounded to, by the names of gradweave.comm.rounding.WIRE_FORMATS.
 RoundingName = Literal["bf16", "fp16", "int8"]
 ROUNDING_NAMES: tuple[RoundingName, ...] = get_args(RoundingName)
+
+# Each in one line, for people.
+COMPRESSION_SUMMARIES: Mapping[str, str] = {
+    "bf16": "every element rounded to bfloat16; sums are made in float32",
+    "fp16": "every element rounded to float16; sums are made in float32",
+    "int8": "every element rounded to 8 bits; what that drops is added to the next gradient",
+    "topk": "only the largest gradients of each worker",
+    "gtopk": "only the largest gradients of all workers",
+    "gtopk-tree": "only the largest gradients of all workers, by the gTop-k paper's tree",
+    "gtopk-tree-lossy": "the gTop-k paper's tree, with what it loses",
+    "gtopk-all-gather": "only the largest gradients of all workers, found by all of them",
+}
 
 # Of 8-bit numbers so many share a scale of 4 bytes.
 ELEMENTS_PER_SCALE = 256
@@ -72,7 +84,19 @@ class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 def check_precision(name: str) -> None:
     if name not in PRECISIONS:
-        raise RequestError(f"no precision {name!r}; there are {', '.join(PRECISIONS)}")
+        raise RequestError(f"no precision {name!r}{alternatives(name, PRECISIONS)}")
+
+
+def compression_of(given: Compression | str | None) -> Compression | None:
+    """What a caller means by ``compression``, as a value or as text."""
+    if isinstance(given, str):
+        return parse_compression(given)
+    if given is not None and not isinstance(given, Compression):
+        raise RequestError(
+            "compression must be a Compression or a text such as 'gtopk:0.001', got a "
+            f"{type(given).__name__}"
+        )
+    return given
 
 
 def parse_compression(text: str) -> Compression:
@@ -85,8 +109,8 @@ def parse_compression(text: str) -> Compression:
             raise RequestError(f"{text!r}: {rounding} rounds all elements; write {rounding} alone")
         return Compression(method=rounding)
     if exchange is None:
-        known = ", ".join([*ROUNDING_NAMES, *EXCHANGE_NAMES])
-        raise RequestError(f"no compression {spec.name!r}; there are {known}")
+        known = alternatives(spec.name, COMPRESSION_SUMMARIES)
+        raise RequestError(f"no compression {spec.name!r}{known}")
     try:
         density = DEFAULT_DENSITY if spec.argument is None else float(spec.argument)
         return Compression(method=exchange, density=density)

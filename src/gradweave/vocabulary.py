@@ -1,6 +1,8 @@
-"""The vocabulary: names that files, tables and the command line share, and how text is read."""
+"""The vocabulary: names that files, tables and the command line share; how text is read, made."""
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
 from gradweave.errors import RequestError
@@ -16,7 +18,7 @@ Passes = Literal["backward", "both"]
 
 KIB, MIB = 2**10, 2**20
 _BITS_PER_S = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": KIB, "MiB": MIB, "GiB": 2**30}
 
 
@@ -42,6 +44,25 @@ def parse_spec(text: str) -> Spec:
     return Spec(name, argument if colon else None)
 
 
+def alternatives(name: str, known: Iterable[str], *, listed: str = "there are") -> str:
+    """What to say behind ``no planner 'optiml'``: which may have been meant, and all of them."""
+    names = list(known)
+    listing = f"{listed} {', '.join(names)}"
+    close = closest(name, names)
+    return f"; {listing}" if close is None else f", did you mean {close}? {_sentence(listing)}"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The one that is spelt almost like it."""
+    spelt = {one.lower(): one for one in known}
+    # Nobody misspells a name by writing hundreds of letters.
+    return next((spelt[one] for one in get_close_matches(name[:80].lower(), spelt, n=1)), None)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def refuse_argument(spec: Spec) -> None:
     if spec.argument is not None:
         raise RequestError(f"{spec.name!r} takes no argument, got {spec.argument!r}")
@@ -60,11 +81,16 @@ def parse_servers(spec: Spec, workers: int) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """``25MiB`` is 25 * 2**20, ``25MB`` is 25 * 10**6, a bare number is bytes."""
+    """``25MiB`` is 25 * 2**20, ``25MB`` is 25 * 10**6; a size always has its unit."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMG]i?B|B)?", text.strip(), re.ASCII)
     if match is None:
         raise RequestError(f"{text!r} is not a size; write it as 64KiB, 25MiB or 100MB")
-    nbytes = int(float(match[1]) * _BYTES[match[2] or "B"])
+    if match[2] is None:
+        raise RequestError(
+            f"{text!r} is not a size without its unit; write {match[1]}MiB, or {match[1]}B for "
+            "bytes"
+        )
+    nbytes = int(float(match[1]) * _BYTES[match[2]])
     if nbytes < 1:
         raise RequestError(f"a size must be at least one byte, got {text!r}")
     return nbytes
@@ -83,7 +109,28 @@ def parse_rate(text: str) -> int:
 
 def parse_duration(text: str) -> float:
     """``0.2ms`` is 0.0002 seconds; a duration always has its unit."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text, re.ASCII)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)(ns|us|ms|s)?", text, re.ASCII)
     if match is None:
         raise RequestError(f"{text!r} is not a duration; write it as 50us, 0.2ms or 1s")
+    if match[2] is None:
+        raise RequestError(
+            f"{text!r} is not a duration without its unit; write {match[1]}s or {match[1]}ms"
+        )
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def time_text(seconds: float) -> str:
+    """``150.0 ms``; below a millisecond ``45.2 us``."""
+    is_short = 0 < seconds < 1e-3  # noqa: PLR2004 a millisecond
+    return f"{seconds * 1e6:,.1f} us" if is_short else f"{seconds * 1e3:,.1f} ms"
+
+
+def size_text(nbytes: float) -> str:
+    """``102.2 MB``, ``1.4 KB`` or ``400 B``."""
+    unit = next((name for name in ("GB", "MB", "KB") if nbytes >= _BYTES[name]), "B")
+    return f"{nbytes / _BYTES[unit]:,.{0 if unit == 'B' else 1}f} {unit}"
+
+
+def count_text(count: int, noun: str) -> str:
+    """``1 message``, ``5 messages``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -210,7 +210,7 @@ def refused(group, operation, name, message, *, keeps=False):
         ("all-reduce", "native+bf16", torch.zeros(4), {}, "only all-reduces by schedules of ours"),
         ("broadcast", "mst+bf16", torch.zeros(4), {}, "only all-reduces by schedules of ours"),
         ("all-reduce", "ring+bf16", torch.zeros(4).double(), {}, "only float32 is rounded, got"),
-        ("all-reduce", "ring+int4", torch.zeros(4), {}, "no compression 'int4'; there are bf16"),
+        ("all-reduce", "ring+int4", torch.zeros(4), {}, "no compression 'int4', did you mean int8"),
         ("all-reduce", "ring+topk:0.1", torch.zeros(4), {}, "topk:0.1 has an exchange of its own"),
         (
             "all-reduce",

@@ -49,6 +49,9 @@ def test_durations_have_units():
     assert parse_duration("0.2ms") == pytest.approx(2e-4)
     assert parse_duration("50us") == pytest.approx(5e-5)
     assert parse_duration("1s") == 1.0
+    assert parse_duration("2ns") == pytest.approx(2e-9)
+    with pytest.raises(RequestError, match=r"'0.2' .* write 0.2s or 0.2ms"):
+        parse_duration("0.2")
     for text in ("0.2", "ms", "-1ms", "1 ms", "1m"):
         with pytest.raises(RequestError, match="duration"):
             parse_duration(text)

@@ -245,7 +245,7 @@ def test_only_the_printed_double_tree_is_below_the_bandwidth_bound(collective, w
     ("operation", "collective", "error", "complaint"),
     [
         ("broadcast", "ring", UnknownCost, "no formula for broadcast by 'ring'; there are linear"),
-        ("all-reduce", "rign", UnknownCost, "no formula for all-reduce by 'rign'"),
+        ("all-reduce", "rign", UnknownCost, r"for all-reduce by 'rign', did you mean ring\?"),
         ("all-reduce", "ring:3", RequestError, "'ring' takes no argument, got '3'"),
         ("all-reduce", "parameter-server:0", RequestError, "expected 1 to 4 servers"),
         ("all-reduce", "parameter-server:5", RequestError, "expected 1 to 4 servers"),

@@ -99,13 +99,18 @@ def test_compression_reads_what_it_prints():
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("7", 7), ("7B", 7), ("2KB", 2000), ("2KiB", 2048), ("0.5MiB", 524288), ("1 GB", 10**9)],
+    [("7B", 7), ("2KB", 2000), ("2KiB", 2048), ("0.5MiB", 524288), ("1 GB", 10**9)],
 )
 def test_sizes(text, nbytes):
     assert parse_bytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1", "1mb", "1e3", "0"])
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1mb", "1e3", "0B"])
 def test_what_is_no_size(text):
     with pytest.raises(RequestError, match="size"):
         parse_bytes(text)
+
+
+def test_a_size_without_a_unit_is_refused_with_what_was_meant():
+    with pytest.raises(RequestError, match=r"'25' .* write 25MiB, or 25B for bytes"):
+        parse_bytes("25")

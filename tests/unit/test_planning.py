@@ -268,11 +268,14 @@ def test_a_measured_curve_is_planned_better_on_the_curve_than_on_its_line():
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("fastest", "no planner 'fastest'; there are naive, wfbp"),
+        ("fastest", "no planner 'fastest'; there are ddp, optimal"),
+        ("optimla", r"no planner 'optimla', did you mean optimal\? There are ddp, optimal"),
+        ("mg-wfbp", r"no planner 'mg-wfbp', did you mean mgwfbp\?"),
         ("wfbp:3", "'wfbp' takes no argument, got '3'"),
         ("fixed", "needs a size, such as fixed:25MiB"),
         ("fixed:big", "'big' is not a size"),
-        ("fixed:0", "at least one byte"),
+        ("fixed:0B", "at least one byte"),
+        ("fixed:25", "'25' is not a size without its unit; write 25MiB, or 25B for bytes"),
         ("inductor:big", "'big' is not a size"),
         ("optimal:-1", "tolerance from 0 to 1"),
         ("optimal:nan", "tolerance from 0 to 1"),

@@ -510,7 +510,8 @@ def test_a_ring_of_2048_ranks_is_cheap_enough_to_simulate():
         ("all-reduce", "parameter-server:x", "expected 1 to 4 servers"),
         ("all-reduce", "blueconnect:ring", "expected 2 of ring, halving-doubling"),
         ("all-reduce", "blueconnect:ring/magic", "expected 2 of ring, halving-doubling"),
-        ("all-reduce", "linear-pipeline:0", "at least one byte"),
+        ("all-reduce", "linear-pipeline:0B", "at least one byte"),
+        ("all-reduce", "rign", r"no all-reduce by 'rign', did you mean ring\? There are ring"),
     ],
 )
 def test_what_cannot_be_built(operation, name, complaint):

@@ -25,7 +25,7 @@ from gradweave.simulation import simulate
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
 from gradweave.travel import Travel
-from gradweave.vocabulary import MIB, Operation
+from gradweave.vocabulary import Operation
 
 # What differs by less is equally fast: predictions are no better than that.
 EQUALLY_FAST = 0.01
@@ -76,7 +76,7 @@ class Job:
     @cached_property
     def torch_best_cap(self) -> Planned:
         """In the best of the uniform buckets that a patient user would try."""
-        sizes = [self._by_planner(f"fixed:{round(size * MIB)}") for size in UNIFORM_MIB]
+        sizes = [self._by_planner(f"fixed:{size:g}MiB") for size in UNIFORM_MIB]
         return min(sizes, key=lambda one: one.step_s)
 
     @cached_property

@@ -11,7 +11,7 @@ from gradweave.compression import DEFAULT_DENSITY, ROUNDED_TO, Compression, Roun
 from gradweave.errors import RequestError
 from gradweave.plan import Plan
 from gradweave.trace import Trace
-from gradweave.vocabulary import MIB, parse_spec
+from gradweave.vocabulary import MIB, parse_bytes, parse_spec
 
 TORCH = "torch.nn.parallel.DistributedDataParallel"
 OURS, SHARDED = "gradweave.DistributedDataParallel", "gradweave.ShardedDataParallel"
@@ -72,9 +72,9 @@ def _torch_default(job: Job) -> Way:
 
 def _torch_best_cap(job: Job) -> Way:
     planned = job.torch_best_cap
-    nbytes = parse_spec(planned.plan.planner).argument
-    assert nbytes is not None, "uniform buckets have a size"
-    return _exactly(job, planned, f"{TORCH}(model, bucket_cap_mb={int(nbytes) / MIB:g})")
+    size = parse_spec(planned.plan.planner).argument
+    assert size is not None, "uniform buckets have a size"
+    return _exactly(job, planned, f"{TORCH}(model, bucket_cap_mb={parse_bytes(size) / MIB:g})")
 
 
 def _exact(job: Job) -> Way:

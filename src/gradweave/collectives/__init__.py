@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
+from typing import get_args
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from gradweave.vocabulary import (
     Operation,
     Spec,
     Way,
+    alternatives,
     parse_servers,
     parse_spec,
     refuse_argument,
@@ -44,11 +46,13 @@ from gradweave.vocabulary import (
 __all__ = [
     "ALGORITHMS",
     "OWNED",
+    "SUMMARIES",
     "TIERS",
     "Request",
     "build",
     "is_schedule",
     "names",
+    "operations_of",
     "sums_copies",
     "ways",
 ]
@@ -164,12 +168,35 @@ ALGORITHMS: Mapping[tuple[Operation, str], Algorithm] = {
     ("all-gather", "halving-doubling"): _plain(halving.all_gather),
 }
 
+# Each in one line, for people: how a message of N ranks travels.
+SUMMARIES: Mapping[str, str] = {
+    "native": "the backend's own, such as gloo's",
+    "ring": "every rank sends to the next one, 1/N of the message in each round",
+    "binary-tree": "up to the root and down again, the whole message in every round",
+    "recursive-doubling": "partners swap all they have: log N rounds, for small messages",
+    "halving-doubling": "the ring's bytes in log N rounds",
+    "double-tree": "each half of the message through a tree of its own, in chunks",
+    "linear-pipeline": "blocks along a chain; linear-pipeline:64KiB names their size",
+    "mst": "a minimum spanning tree: who has the message passes it on",
+    "exchange": "scattered first, so that everybody can help with long messages",
+    "two-level": "one master on each node speaks for it",
+    "blueconnect": "tier by tier on ever smaller parts, for nodes of several ranks",
+    "parameter-server": "all push to one rank and pull; parameter-server:4 has four of them",
+}
+
 # Here block b belongs to rank b, whatever the network looks like.
 OWNED: frozenset[Operation] = frozenset({"reduce-scatter", "all-gather"})
 
 
 def names(operation: Operation) -> list[str]:
     return [name for known, name in ALGORITHMS if known == operation]
+
+
+def operations_of(collective: str) -> list[Operation]:
+    """What it can do; the backend's own has all."""
+    if collective == "native":
+        return list(get_args(Operation))
+    return [operation for operation, name in ALGORITHMS if name == collective]
 
 
 def ways(operations: Sequence[Operation], algorithms: Sequence[str]) -> tuple[Way, ...]:
@@ -202,9 +229,8 @@ def build(
     """The schedule of an operation on a message of that many bytes."""
     spec = parse_spec(collective)
     if (operation, spec.name) not in ALGORITHMS:
-        raise RequestError(
-            f"no {operation} by {collective!r}; there are {', '.join(names(operation))}"
-        )
+        known = alternatives(spec.name, names(operation))
+        raise RequestError(f"no {operation} by {collective!r}{known}")
     if not 0 <= root < topology.ranks:
         raise RequestError(f"root must be one of {topology.ranks} ranks, got {root}")
     schedule = ALGORITHMS[operation, spec.name](

@@ -32,6 +32,7 @@ from gradweave.errors import UnknownCost
 from gradweave.vocabulary import (
     Operation,
     Spec,
+    alternatives,
     parse_bytes,
     parse_servers,
     parse_spec,
@@ -160,8 +161,8 @@ def has_formula(operation: Operation, collective: str) -> bool:
 def closed_form(operation: Operation, collective: str, links: Links, workers: int) -> Cost:
     spec = parse_spec(collective)
     if (operation, spec.name) not in FORMULAS:
-        known = ", ".join(c for op, c in FORMULAS if op == operation)
-        raise UnknownCost(f"no formula for {operation} by {collective!r}; there are {known}")
+        known = alternatives(spec.name, [c for op, c in FORMULAS if op == operation])
+        raise UnknownCost(f"no formula for {operation} by {collective!r}{known}")
     return FORMULAS[operation, spec.name](links, workers, spec)
 
 

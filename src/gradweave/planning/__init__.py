@@ -1,8 +1,10 @@
 """Deciding which gradients to merge. A new planner is one function and one line in ``PLANNERS``."""
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from gradweave.compression import Compression
+from gradweave.checks import require_kind
+from gradweave.compression import Compression, compression_of
 from gradweave.costs import Cost, Total
 from gradweave.errors import RequestError, UnknownCost
 from gradweave.network import Network
@@ -12,7 +14,15 @@ from gradweave.planning.both_passes import optimal_for_both
 from gradweave.planning.mgwfbp import mgwfbp
 from gradweave.planning.optimal import DEFAULT_TOLERANCE, optimal
 from gradweave.trace import Trace
-from gradweave.vocabulary import Operation, Passes, Spec, parse_bytes, parse_spec, refuse_argument
+from gradweave.vocabulary import (
+    Operation,
+    Passes,
+    Spec,
+    alternatives,
+    parse_bytes,
+    parse_spec,
+    refuse_argument,
+)
 
 __all__ = [
     "BOTH_PASSES_COLLECTIVE",
@@ -22,9 +32,11 @@ __all__ = [
     "OPERATIONS",
     "PLANNERS",
     "Merging",
+    "Planner",
     "find_planner",
     "is_compressible",
     "make_plan",
+    "planner_summary",
 ]
 
 # What a plan's messages do, by the passes beside which they travel.
@@ -44,6 +56,18 @@ FOR_SMALL_MESSAGES, FOR_TIERS, FOR_ROUNDED = "recursive-doubling", "blueconnect"
 Merging = Callable[[Trace, Cost], list[int]]
 # The same where its two halves, reduce-scatter and all-gather, cost that much.
 MergingForBoth = Callable[[Trace, Cost, Cost], list[int]]
+
+
+class Planner(NamedTuple):
+    """How gradients are merged, from a name and what stands behind its colon.
+
+    ``summary`` says in one line what becomes of them. ``example`` is what may stand behind the
+    colon.
+    """
+
+    merging: Callable[[Spec], Merging]
+    summary: str | Callable[[Spec], str]
+    example: str | None = None
 
 
 def _plain(merging: Merging) -> Callable[[Spec], Merging]:
@@ -93,15 +117,39 @@ def _tolerance(spec: Spec) -> float:
     return tolerance
 
 
-PLANNERS: Mapping[str, Callable[[Spec], Merging]] = {
-    "naive": _plain(baselines.one_per_tensor),
-    "wfbp": _plain(baselines.one_per_tensor),
-    "single": _plain(baselines.all_in_one),
-    "fixed": _fixed,
-    "ddp": _plain(baselines.torch_default),
-    "inductor": _inductor,
-    "mgwfbp": _plain(mgwfbp),
-    "optimal": _optimal,
+def _until_full(spec: Spec) -> str:
+    return f"a message closes once it holds {spec.argument or 'the size behind its colon'}"
+
+
+def _within_tolerance(spec: Spec) -> str:
+    tolerance = _tolerance(spec)
+    if tolerance == 0:
+        return "the optimum itself, by Gradweave's exact planner"
+    return (
+        f"the fewest messages within {100 * tolerance:g} % of the optimum, by Gradweave's exact "
+        "planner"
+    )
+
+
+PLANNERS: Mapping[str, Planner] = {
+    "ddp": Planner(
+        _plain(baselines.torch_default), "as torch's DDP does: a message of 1 MiB, then of 25 MiB"
+    ),
+    "optimal": Planner(_optimal, _within_tolerance, "0.05"),
+    "wfbp": Planner(
+        _plain(baselines.one_per_tensor), "each gradient by itself, as soon as it is ready"
+    ),
+    "single": Planner(
+        _plain(baselines.all_in_one), "all gradients in one message, when backward has ended"
+    ),
+    "fixed": Planner(_fixed, _until_full, "25MiB"),
+    "mgwfbp": Planner(_plain(mgwfbp), "merged by the rule of the MG-WFBP papers"),
+    "inductor": Planner(
+        _inductor, "as torch's compiler does: as many gradients as fit into 2000 MiB", "25MiB"
+    ),
+    "naive": Planner(
+        _plain(baselines.one_per_tensor), "each gradient by itself, after backward has ended"
+    ),
 }
 
 # These look at each half of a message; the others merge for both passes as if it travelled at once.
@@ -122,8 +170,15 @@ WITHOUT_OVERLAP = frozenset({"naive"})
 def find_planner(name: str) -> Merging:
     spec = parse_spec(name)
     if spec.name not in PLANNERS:
-        raise RequestError(f"no planner {spec.name!r}; there are {', '.join(PLANNERS)}")
-    return PLANNERS[spec.name](spec)
+        raise RequestError(f"no planner {spec.name!r}{alternatives(spec.name, PLANNERS)}")
+    return PLANNERS[spec.name].merging(spec)
+
+
+def planner_summary(name: str) -> str:
+    """What becomes of gradients under a planner, such as ``optimal:0.05``, in one line."""
+    spec = parse_spec(name)
+    summary = PLANNERS[spec.name].summary
+    return summary if isinstance(summary, str) else summary(spec)
 
 
 def make_plan(
@@ -133,15 +188,21 @@ def make_plan(
     workers: int,
     planner: str = "optimal",
     collective: str | None = None,
-    compression: Compression | None = None,
+    compression: Compression | str | None = None,
     passes: Passes = "backward",
 ) -> Plan:
     """Merge the trace's gradients for all-reduce, or push and pull, over this network.
 
-    For ``both`` passes: for reduce-scatters, and all-gathers of the same buckets.
+    ``planner``      how, as `gradweave list planners` names them.
+    ``collective``   by which messages travel (default: what the network was measured with).
+    ``compression``  a Compression, or a text such as ``gtopk:0.001`` or ``bf16``.
+    ``passes``       ``backward``, or ``both``: reduce-scatters beside backward, and all-gathers of
+                     the same buckets beside the next forward.
     """
+    require_kind("make_plan(trace, network, …)", trace=(trace, Trace), network=(network, Network))
+    compression = compression_of(compression)
     if passes not in OPERATIONS:
-        raise RequestError(f"no passes {passes!r}; there are {', '.join(OPERATIONS)}")
+        raise RequestError(f"no passes {passes!r}{alternatives(passes, OPERATIONS)}")
     if compression is not None and not is_compressible(trace):
         raise RequestError(f"{compression} is priced for gradients of 4 bytes only")
     is_rounded = compression is not None and compression.rounding is not None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gradweave.errors import RequestError
 from gradweave.plan import Plan, merge
 from gradweave.trace import Trace
-from gradweave.vocabulary import Operation, parse_spec
+from gradweave.vocabulary import Operation, alternatives, parse_spec
 
 DEFAULT_COLLECTIVE = "linear-pipeline"
 COLLECTIVES = (DEFAULT_COLLECTIVE, "mst", "exchange", "native")
@@ -60,9 +60,9 @@ def owner(tensor: str) -> str:
 def find_loop(text: str) -> Loop:
     name, collective = parse_spec(text)
     if name not in LOOPS:
-        raise RequestError(f"no loop {name!r}; there are {', '.join(LOOPS)}")
-    if (collective or DEFAULT_COLLECTIVE) not in COLLECTIVES:
-        raise RequestError(
-            f"{text}: no collective {collective!r} for it; there are {', '.join(COLLECTIVES)}"
-        )
-    return Loop(name, collective or DEFAULT_COLLECTIVE)
+        raise RequestError(f"no loop {name!r}{alternatives(name, LOOPS)}")
+    by = collective or DEFAULT_COLLECTIVE
+    if by not in COLLECTIVES:
+        known = alternatives(by, COLLECTIVES)
+        raise RequestError(f"{text}: no collective {collective!r} for it{known}")
+    return Loop(name, by)

@@ -7,6 +7,7 @@ from gradweave import files
 from gradweave.errors import RequestError
 from gradweave.network import Network
 from gradweave.trace import Trace
+from gradweave.vocabulary import alternatives
 
 _FOLDERS: dict[type, str] = {Trace: "traces", Network: "networks"}
 
@@ -20,10 +21,12 @@ def network_names() -> list[str]:
 
 
 def load_trace(name_or_path: str) -> Trace:
+    """A shipped trace, as `gradweave list traces` names them, or a file of one."""
     return _load(name_or_path, Trace)
 
 
 def load_network(name_or_path: str) -> Network:
+    """A shipped network, as `gradweave list networks` names them, or a file of one."""
     return _load(name_or_path, Network)
 
 
@@ -35,9 +38,8 @@ def _load(name_or_path: str, kind: type[files.Value]) -> files.Value:
         return files.loads(text, kind, origin=name_or_path)
     if not Path(name_or_path).exists():
         what = kind.__name__.lower()
-        raise RequestError(
-            f"no file and no shipped {what} {name_or_path!r}; shipped are {', '.join(_names(kind))}"
-        )
+        shipped = alternatives(name_or_path, _names(kind), listed="shipped are")
+        raise RequestError(f"no file and no shipped {what} {name_or_path!r}{shipped}")
     return files.read(name_or_path, kind)
 
 

@@ -31,7 +31,7 @@ from gradweave.runtime.flat_buckets import (
     buckets_up_to,
     flat_buckets,
 )
-from gradweave.vocabulary import Operation
+from gradweave.vocabulary import Operation, alternatives
 
 ROOT = 0
 
@@ -55,7 +55,8 @@ class BspLoop:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         if collective not in COLLECTIVES:
-            raise RequestError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
+            known = alternatives(collective, COLLECTIVES)
+            raise RequestError(f"no collective {collective!r}{known}")
         self.model, self.optimizer, self.collective = model, optimizer, collective
         self.group = group or world_group()
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}

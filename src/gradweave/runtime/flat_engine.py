@@ -35,7 +35,7 @@ from gradweave.runtime.step_clock import StepClock
 from gradweave.session.commands import SimpleBuckets
 from gradweave.step_hooks import update, watch_steps
 from gradweave.torch_internals import watch_clipping
-from gradweave.vocabulary import Operation
+from gradweave.vocabulary import Operation, alternatives
 
 logger = logging.getLogger(__name__)
 
@@ -428,7 +428,5 @@ def _check_ways(plan: Plan) -> None:
     ways = collectives.ways(operations, by)
     for collective in by:
         if not all((operation, collective) in ways for operation in operations):
-            known = ", ".join(["native", *collectives.names(operations[0])])
-            raise RequestError(
-                f"no {' and '.join(operations)} by {collective!r}; there are {known}"
-            )
+            known = alternatives(collective, ["native", *collectives.names(operations[0])])
+            raise RequestError(f"no {' and '.join(operations)} by {collective!r}{known}")

@@ -33,7 +33,7 @@ from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.sparse.settings import Sparse
 from gradweave.torch_internals import FOR_OTHER_BUCKETS, has_optimizer_in_backward, missing
 from gradweave.travel import Travel, parse_travel
-from gradweave.vocabulary import parse_spec
+from gradweave.vocabulary import alternatives, parse_spec
 
 AUTO = "auto"
 
@@ -213,8 +213,9 @@ def _check_overlap(planner: str, *, overlap: bool) -> None:
 
 def _check_collective(name: str, others: Sequence[str] = ()) -> None:
     known = [*others, "native", *collectives.names("all-reduce")]
-    if parse_spec(name).name not in known or parse_travel(name).compression is not None:
-        raise RequestError(f"no collective {name!r}; there are {', '.join(known)}")
+    spelt = parse_spec(name).name
+    if spelt not in known or parse_travel(name).compression is not None:
+        raise RequestError(f"no collective {name!r}{alternatives(spelt, known)}")
 
 
 def why_unplannable(

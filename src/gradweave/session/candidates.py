@@ -16,7 +16,7 @@ from gradweave.session.task import PlanningTask
 from gradweave.simulation import simulate
 from gradweave.trace import Trace
 from gradweave.travel import Travel, parse_travel
-from gradweave.vocabulary import MIB, Passes
+from gradweave.vocabulary import Passes
 
 # Fewer messages than the optimum, for where the model is wrong about what one costs.
 TOLERANCES = (0.05, 0.25)
@@ -70,7 +70,7 @@ def shortlist(
     names = [planner]
     if planner == "optimal":
         names += [f"optimal:{tolerance}" for tolerance in TOLERANCES]
-    uniform = (candidate(planned(f"fixed:{round(size * MIB)}")) for size in UNIFORM_MIB)
+    uniform = (candidate(planned(f"fixed:{size:g}MiB")) for size in UNIFORM_MIB)
     best_uniform = min(uniform, key=lambda one: one.predicted_s)
     found = [*(candidate(planned(name)) for name in names), best_uniform]
     unique = {one.plan.buckets: one for one in reversed(found)}

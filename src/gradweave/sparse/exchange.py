@@ -25,6 +25,7 @@ from gradweave.collectives.program import Kind, Step
 from gradweave.collectives.schedule import Schedule
 from gradweave.errors import RequestError
 from gradweave.sparse.vectors import SparseVector, add, add_all, like, part_by, part_largest
+from gradweave.vocabulary import alternatives
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,5 +133,5 @@ EXCHANGES: Mapping[str, Exchange] = {
 
 def find_exchange(name: str) -> Exchange:
     if name not in EXCHANGES:
-        raise RequestError(f"no exchange {name!r}; there are {', '.join(EXCHANGES)}")
+        raise RequestError(f"no exchange {name!r}{alternatives(name, EXCHANGES)}")
     return EXCHANGES[name]

@@ -26,6 +26,7 @@ from gradweave.sparse.vectors import (
     part_largest,
     radix_passes,
 )
+from gradweave.vocabulary import alternatives
 
 Select = Callable[[Flat, torch.Tensor, int], SparseVector]
 
@@ -109,7 +110,7 @@ SELECTIONS: Mapping[str, Select] = {
 
 def find_selection(name: str) -> Select:
     if name not in SELECTIONS:
-        raise RequestError(f"no selection {name!r}; there are {', '.join(SELECTIONS)}")
+        raise RequestError(f"no selection {name!r}{alternatives(name, SELECTIONS)}")
     return SELECTIONS[name]
 
 
