@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
     {"step_hooks"},
     {"torch_internals", "session"},
     {"advice"},
-    {"simulation"},
+    {"simulation", "glossary"},
     {"planning", "collectives"},
     {"presets"},
     {"runs"},
@@ -36,7 +36,7 @@ LAYERS: list[set[str]] = [
     {"network", "phases", "plan", "results", "timeline"},
     {"trace"},
     {"costs", "travel"},
-    {"compression", "checks"},
+    {"compression", "checks", "notebook"},
     {"vocabulary"},
     {"errors"},
 ]
@@ -128,8 +128,8 @@ def private_names(file: Path) -> set[str]:
     return {name for name in used - own if not name.startswith("__")}
 
 
-# Of Python's standard library, and not private in spite of their names.
-OTHERS_PRIVATE = {"_exit", "_replace"}
+# Of Python's standard library: not private in spite of their names, and what only argparse knows.
+OTHERS_PRIVATE = {"_exit", "_replace", "_option_string_actions"}
 LOOK_UP = {"getattr", "hasattr", "setattr", "delattr", "attrgetter"}
 HOME_OF_PRIVATE_NAMES = "torch_internals.py"
 
@@ -173,3 +173,22 @@ def test_the_public_names_are_what_all_says():
     assert sorted(present | set(gradweave.WITH_TORCH)) == gradweave.__all__
     for name in gradweave.__all__:
         assert getattr(gradweave, name).__name__ == name
+
+
+def test_the_public_names_can_be_found():
+    """As an editor or a notebook does that completes what is being typed."""
+    listed = dir(gradweave)
+    assert {*gradweave.__all__, "hooks", "__version__"} <= set(listed)
+    assert not [name for name in listed if not name.startswith("__") and not is_public(name)]
+    for name in listed:
+        getattr(gradweave, name)
+
+
+def is_public(name: str) -> bool:
+    return name in gradweave.__all__ or name == "hooks"
+
+
+def test_the_public_names_are_documented():
+    for name in dir(gradweave):
+        if is_public(name):
+            assert (getattr(gradweave, name).__doc__ or "").strip(), name

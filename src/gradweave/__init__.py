@@ -1,5 +1,10 @@
 """Fast synchronous data-parallel training in PyTorch on the network you have.
 
+    from gradweave import DistributedDataParallel as DDP
+    model = DDP(model)
+
+``gradweave.hooks`` has communication hooks for torch's own wrapper.
+
 What needs torch is imported when it is first asked for: everything else starts at once without it.
 """
 
@@ -84,6 +89,10 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__all__", "__doc__", "__file__", "__name__", "__version__", "hooks"})
 
 
 def __getattr__(name: str) -> Any:

@@ -37,6 +37,10 @@ SCHEMAS: dict[type, str] = {
 
 
 def read(path: str | os.PathLike[str], kind: type[Value]) -> Value:
+    """A file of that kind, such as ``read("trace.json", Trace)``, of any version."""
+    if kind not in SCHEMAS:
+        kinds = ", ".join(one.__name__ for one in SCHEMAS)
+        raise RequestError(f"read(path, kind): kind must be one of {kinds}, got {kind!r}")
     return loads(read_text(path), kind, origin=str(path))
 
 
@@ -72,6 +76,12 @@ def dumps(value: AnyValue) -> str:
 
 
 def write(path: str | os.PathLike[str], value: AnyValue) -> None:
+    """The whole file or nothing, such as ``write("trace.json", trace)``."""
+    if type(value) not in SCHEMAS:
+        kinds = ", ".join(one.__name__ for one in SCHEMAS)
+        raise RequestError(
+            f"write(path, value): value must be one of {kinds}, got a {type(value).__name__}"
+        )
     write_text(path, dumps(value))
 
 

@@ -1,6 +1,6 @@
 """Communication hooks for torch's own DistributedDataParallel.
 
-    state = SparseState(ddp, GTopK(density=0.001))
+    state = SparseState(ddp, GTopK(0.001))
     ddp.register_comm_hook(state, gtopk)
 
 No ``from __future__ import annotations`` here: torch looks at a hook's annotations.
@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.comm.own_group import OwnGroup
+from gradweave.compression import Compression
 from gradweave.errors import RequestError
 from gradweave.runtime.parameters import check_compressible, planned_parameters
 from gradweave.runtime.transports import BucketSender, SparseTransport, send_bucket
-from gradweave.sparse.settings import GTopK, Sparse, TopK
+from gradweave.sparse.settings import GTopK, Sparse, TopK, settings_of
 from gradweave.sparse.training import SparseTraining
 from gradweave.torch_internals import is_in_join
 
@@ -29,6 +30,7 @@ __all__ = ["SparseState", "gtopk", "topk"]
 class SparseState:
     """What a hook carries over from step to step; made on every rank, one for each wrapper.
 
+    ``settings``     GTopK(0.001) or TopK(0.001), or a text, "gtopk:0.001".
     ``grad_scaler``  whose scale the residuals follow.
     ``group``        a gloo group of the same ranks that nothing else uses (default: a new one).
 
@@ -38,12 +40,13 @@ class SparseState:
     def __init__(
         self,
         ddp: TorchDDP,
-        settings: Sparse,
+        settings: Sparse | Compression | str,
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         check_compressible(ddp.module, skips_unused=ddp.skip_all_reduce_unused_params)
+        settings = settings_of(settings)
         if settings.whole_model:
             raise RequestError(
                 "torch's wrapper makes its own buckets, and each is selected from by itself; leave "

@@ -1,17 +1,20 @@
 """What a message costs: measured curves, fitted lines, or links and a topology."""
 
+from collections.abc import Iterator
 from functools import reduce
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gradweave import notebook
 from gradweave.checks import require_not_negative, require_text
 from gradweave.compression import EXCHANGE_NAMES, Compression
 from gradweave.costs import (
     FREE,
     Cost,
     Curve,
+    Level,
     Line,
     Links,
     Share,
@@ -23,7 +26,7 @@ from gradweave.costs import (
 from gradweave.costs.sparse import selection
 from gradweave.errors import RequestError, UnknownCost
 from gradweave.travel import Travel, parse_travel
-from gradweave.vocabulary import Beside, Operation, parse_spec
+from gradweave.vocabulary import Beside, Operation, parse_spec, size_text, time_text
 
 
 class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,6 +83,56 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     f"costs: {_what(*what[:2])} for {what[2]} workers beside {what[3]} stands twice"
                 )
             seen.add(what)
+
+    @property
+    def summary(self) -> str:
+        """What it knows, in a few words."""
+        known = []
+        if self.costs:
+            names = dict.fromkeys(entry.collective for entry in self.costs)
+            counts = ", ".join(str(count) for count in self.known_workers)
+            known.append(f"{', '.join(names)} with {counts} workers")
+        if self.links is not None:
+            known.append(f"links of {', '.join(map(_link_text, self.links.levels))}")
+        return "; ".join(known)
+
+    def rows(self) -> list[dict[str, object]]:
+        """One for each measured point, fitted line and link, for a data frame."""
+        return [*self._cost_rows(), *self._link_rows()]
+
+    def _cost_rows(self) -> Iterator[dict[str, object]]:
+        for entry in self.costs:
+            what = {
+                "operation": entry.operation,
+                "collective": entry.collective,
+                "workers": entry.workers,
+                "beside": entry.beside,
+            }
+            if isinstance(entry.cost, Line):
+                startup_s, s_per_byte = entry.cost.startup_s, entry.cost.s_per_byte
+                yield {"kind": "line", **what, **_numbers(startup_s, s_per_byte)}
+                continue
+            for nbytes, seconds in zip(entry.cost.nbytes, entry.cost.measured_s, strict=True):
+                point = {"nbytes": nbytes, "seconds": seconds}
+                yield {"kind": "point", **what, **_numbers(None, None), **point}
+
+    def _link_rows(self) -> Iterator[dict[str, object]]:
+        nobody = dict.fromkeys(("operation", "collective", "workers", "beside"))
+        for level in () if self.links is None else self.links.levels:
+            link = level.link
+            members = {"workers": level.members}
+            yield {
+                "kind": "link",
+                **nobody,
+                **members,
+                **_numbers(link.latency_s, link.s_per_byte),
+            }
+
+    def __repr__(self) -> str:
+        return f"Network({self.name!r}, {self.summary})"
+
+    def _repr_html_(self) -> str:
+        return notebook.table(repr(self), self.rows())
 
     def beside_nothing(self) -> "Network":
         """What messages cost while the workers' processors are idle."""
@@ -268,6 +321,17 @@ def _is_beside_compute(entry: CollectiveCost) -> bool:
 
 def _has_servers(collective: str) -> bool:
     return parse_spec(collective).name == "parameter-server"
+
+
+def _numbers(startup_s: float | None, s_per_byte: float | None) -> dict[str, object]:
+    """Those of a line or a link, beside those of a point."""
+    return {"nbytes": None, "seconds": None, "startup_s": startup_s, "s_per_byte": s_per_byte}
+
+
+def _link_text(level: Level) -> str:
+    link = level.link
+    rate = f"{size_text(1 / link.s_per_byte)}/s" if link.s_per_byte else "any rate"
+    return f"{time_text(link.latency_s)} and {rate}"
 
 
 def _what(operation: str, collective: str) -> str:

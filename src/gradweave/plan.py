@@ -6,12 +6,13 @@ from itertools import islice
 import numpy as np
 from msgspec import Struct
 
+from gradweave import notebook
 from gradweave.compression import Compression
 from gradweave.costs.cost import FloatArray
 from gradweave.errors import PlanMismatch
 from gradweave.trace import Trace
 from gradweave.travel import ROUNDED_BY, Travel
-from gradweave.vocabulary import Passes
+from gradweave.vocabulary import Passes, count_text
 
 
 class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +60,37 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def lengths(self) -> tuple[int, ...]:
         """How many tensors each bucket holds."""
         return tuple(len(bucket.tensors) for bucket in self.buckets)
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a few words."""
+        ways = ", ".join(dict.fromkeys(str(bucket.travel) for bucket in self.buckets))
+        beside = "backward" if self.passes == "backward" else "both passes"
+        return (
+            f"{count_text(sum(self.lengths), 'gradient')} in "
+            f"{count_text(len(self.buckets), 'message')} by {ways}, "
+            f"{'beside' if self.overlap else 'after'} {beside}"
+        )
+
+    def rows(self) -> list[dict[str, object]]:
+        """One for each message, in sending order, for a data frame."""
+        return [
+            {
+                "message": number,
+                "tensors": len(bucket.tensors),
+                "first_tensor": bucket.tensors[0],
+                "last_tensor": bucket.tensors[-1],
+                "collective": bucket.collective,
+                "compression": None if bucket.compression is None else str(bucket.compression),
+            }
+            for number, bucket in enumerate(self.buckets, 1)
+        ]
+
+    def __repr__(self) -> str:
+        return f"Plan({self.planner!r}, {self.summary})"
+
+    def _repr_html_(self) -> str:
+        return notebook.table(repr(self), self.rows())
 
     def bucket_bytes(self, trace: Trace) -> FloatArray:
         """Of each bucket's gradients as the model has them, whatever travels."""

@@ -1,11 +1,13 @@
 """What happened, or would happen, in one iteration: spans on lanes."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
+from gradweave import notebook
 from gradweave.checks import require_not_negative
+from gradweave.vocabulary import count_text, time_text
 
 Lane = Literal["forward", "backward", "communication"]
 Interval = tuple[float, float]
@@ -69,6 +71,39 @@ class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def speedup(self, workers: int) -> float:
         """Samples per second against one worker alone, each with a batch of its own."""
         return workers * self.efficiency
+
+    @property
+    def summary(self) -> str:
+        """What it shows, in a few words."""
+        sent = sum(span.lane == "communication" for span in self.spans)
+        return (
+            f"{time_text(self.iteration_s)}: {time_text(self.compute_s)} computing, "
+            f"{time_text(self.exposed_s)} waiting for {count_text(sent, 'message')}"
+        )
+
+    def rows(self) -> list[dict[str, object]]:
+        """One for each span, for a data frame."""
+        return [
+            {
+                "lane": span.lane,
+                "label": span.label,
+                "start_s": span.start_s,
+                "end_s": span.end_s,
+                "nbytes": span.nbytes,
+                "tensors": len(span.tensors),
+            }
+            for span in self.spans
+        ]
+
+    def __repr__(self) -> str:
+        return f"Timeline({self.summary})"
+
+    def _repr_html_(self) -> str:
+        """A chart: forward, backward and communication over time."""
+        bars = [
+            notebook.Bar(span.lane, span.label, span.start_s, span.end_s) for span in self.spans
+        ]
+        return notebook.chart(repr(self), get_args(Lane), bars)
 
     def _computing(self) -> list[Interval]:
         return _union((s.start_s, s.end_s) for s in self.spans if s.lane != "communication")

@@ -8,10 +8,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gradweave import notebook
 from gradweave.checks import LARGEST, require_not_negative, require_positive, require_text
 from gradweave.costs.cost import FloatArray
 from gradweave.errors import RequestError
-from gradweave.vocabulary import Origin
+from gradweave.vocabulary import Origin, count_text, size_text, time_text
 
 LARGEST_SCALE = 1e6
 MATRIX = 2  # dimensions
@@ -110,6 +111,33 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def compute_s(self) -> float:
         return self.forward_s + self.backward_s
+
+    @property
+    def summary(self) -> str:
+        """What it is, in a few words."""
+        return (
+            f"{count_text(len(self.tensors), 'gradient')}, {size_text(self.nbytes.sum())}, forward "
+            f"{time_text(self.forward_s)}, backward {time_text(self.backward_s)}"
+        )
+
+    def rows(self) -> list[dict[str, object]]:
+        """One for each gradient, in backward order, for a data frame."""
+        return [
+            {
+                "tensor": tensor.name,
+                "elements": tensor.elements,
+                "nbytes": tensor.nbytes,
+                "ready_s": tensor.ready_s,
+                "forward_s": tensor.forward_s,
+            }
+            for tensor in self.tensors
+        ]
+
+    def __repr__(self) -> str:
+        return f"Trace({self.name!r}, {self.summary})"
+
+    def _repr_html_(self) -> str:
+        return notebook.table(repr(self), self.rows())
 
     def with_bytes_per_element(self, bytes_per_element: int) -> "Trace":
         """The same iteration with gradients of another width, 2 for mixed precision."""

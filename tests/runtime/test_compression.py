@@ -55,6 +55,30 @@ def test_micro_batches_are_selected_from_as_one_batch(tmp_path):
     assert on_processes(2, accumulated, scratch=tmp_path) == [[True, True]] * 2
 
 
+def by_text(group):
+    """Applied and left, with settings, and with the text for them; and by a hook's text."""
+    ends = []
+    for compression in (GTopK(0.1), "gtopk:0.1"):
+        model = linear()
+        wrapped = DistributedDataParallel(model, compression=compression, trial_steps=0)
+        wrapped(whole_numbers(0, group.rank())).sum().backward()
+        ends.append((model.weight.grad.flatten(), residual(wrapped)))
+    assert ends[0][1].any()
+    hooked = TorchDDP(linear())
+    hooked.register_comm_hook(hooks.SparseState(hooked, "gtopk:0.1"), hooks.gtopk)
+    hooked(whole_numbers(0, group.rank())).sum().backward()
+    (settings, left), (text, left_too) = ends
+    return [
+        torch.equal(settings, text),
+        torch.equal(left, left_too),
+        torch.equal(settings, hooked.module.weight.grad.flatten()),
+    ]
+
+
+def test_a_text_means_the_settings_of_its_name(tmp_path):
+    assert on_processes(2, by_text, scratch=tmp_path) == [[True] * 3] * 2
+
+
 def with_momentum(group, masking):
     """Where everything travels: our momentum, and the optimizer's on torch's wrapper."""
     ends = []

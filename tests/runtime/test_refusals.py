@@ -85,8 +85,13 @@ def test_one_worker_needs_no_plan(tmp_path):
     ("options", "complaint"),
     [
         ({"planner": "best"}, "no planner 'best'"),
-        ({"collective": "rign"}, "no collective 'rign'; there are auto, native, ring"),
-        ({"precision": "int4"}, "no precision 'int4'; there are exact, rounded, sparse, bf16, fp"),
+        ({"collective": "rign"}, r"no collective 'rign', did you mean ring\? There are auto,"),
+        ({"precision": "int4"}, r"no precision 'int4', did you mean int8\? There are exact, round"),
+        ({"compression": "gtop:0.001"}, r"no compression 'gtop', did you mean gtopk\?"),
+        ({"compression": "gtopk:2"}, "density must be above 0 and at most 1, got 2"),
+        ({"compression": "bf16"}, "write precision='bf16' instead of compression"),
+        ({"compression": 0.001}, r"must be GTopK\(…\), TopK\(…\) or a text .* got a float"),
+        ({"compression": GTopK}, "got the class itself"),
         ({"precision": "bf16", "collective": "native"}, "is for schedules of ours; leave out"),
         ({"record_steps": 0}, "record_steps must be at least 1, got 0"),
         ({"trial_steps": -1}, "trial_steps must be at least 0, got -1"),
@@ -101,6 +106,12 @@ def test_options_that_mean_nothing(options, complaint):
     """Found before torch is asked for anything, so no group is needed."""
     with pytest.raises(RequestError, match=complaint):
         DistributedDataParallel(network(), **options)
+
+
+def test_a_plan_has_its_name():
+    """Behind the model stand torch's own arguments, of which the first are devices."""
+    with pytest.raises(RequestError, match="write plan= before the Plan"):
+        DistributedDataParallel(network(), plan_of(2, 3))
 
 
 def complaint_of(group, plans):

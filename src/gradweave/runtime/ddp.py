@@ -16,7 +16,7 @@ from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.comm.own_group import OwnGroup
-from gradweave.compression import EXACT, SPARSE
+from gradweave.compression import EXACT, SPARSE, Compression
 from gradweave.errors import RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.clocks import clock_for
@@ -58,7 +58,7 @@ from gradweave.runtime.transports import SettlingJoinHook, Transports
 from gradweave.session.commands import SimpleBuckets
 from gradweave.session.session import Session
 from gradweave.session.task import PlanningTask
-from gradweave.sparse.settings import Sparse
+from gradweave.sparse.settings import Sparse, settings_of
 from gradweave.sparse.training import SparseTraining
 from gradweave.torch_internals import is_compiled, is_in_join, torch_caps_bytes
 
@@ -80,7 +80,8 @@ class DistributedDataParallel(Planned, TorchDDP):
                      writes and decides. Default: the environment's GRADWEAVE_CACHE; empty: none,
                      even so. With ``plan`` it is left alone.
     ``collective``   "auto", or how every bucket travels, as `gradweave bench collectives` names it.
-    ``compression``  GTopK(…) or TopK(…) of gradweave.sparse.settings: only the largest travel.
+    ``compression``  GTopK(0.001) or TopK(0.001), or a text, "gtopk:0.001": only the largest
+                     travel.
     ``grad_scaler``  with compression: whose scale the residuals follow.
     ``precision``    what planning may change: "exact" (the default), nothing but the order of sums;
                      "rounded", also what messages are rounded to, bf16 or 8 bits, each where it is
@@ -110,7 +111,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         plan: PlanSource | None = None,
         cache: str | os.PathLike[str] | None = None,
         collective: str = "auto",
-        compression: Sparse | None = None,
+        compression: Sparse | Compression | str | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         precision: str = "exact",
         record_steps: int = 5,
@@ -123,7 +124,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         options = Options(
             planner=planner,
             collective=collective,
-            compression=compression,
+            compression=None if compression is None else settings_of(compression),
             precision=precision,
             record_steps=record_steps,
             trial_steps=trial_steps,
@@ -131,14 +132,14 @@ class DistributedDataParallel(Planned, TorchDDP):
             timeline=timeline,
             cache=cache,
         )
-        compression = sparse_settings(options)
-        options = replace(options, compression=compression)
+        sparse = sparse_settings(options)
+        options = replace(options, compression=sparse)
         torch_options |= _named(torch_arguments)
         check_caps(torch_options)
-        if compression is not None:
+        if sparse is not None:
             skips = torch_options.get("skip_all_reduce_unused_params", False)
             check_compressible(module, skips_unused=skips)
-        if is_whole(compression):
+        if is_whole(sparse):
             check_whole_model(plan)
         super().__init__(module, **torch_options)
         # First: whoever comes to anything else with other options waits for others, or alone.
@@ -157,7 +158,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         self._plan_cache = None
         if self._why_unplanned is None and plan is not None:
             given = self._given(plan)
-        elif self._why_unplanned is None and not is_whole(compression):
+        elif self._why_unplanned is None and not is_whole(sparse):
             self._plan_cache = self._open_cache()
         if self._plan_cache is not None:
             given = self._plan_cache.recalled(self.process_group)
@@ -479,6 +480,12 @@ def _close(
 
 def _named(torch_arguments: tuple[Any, ...]) -> dict[str, Any]:
     """What was given to torch by position, by name."""
+    for found in torch_arguments:
+        if isinstance(found, Plan | Recipe):
+            raise RequestError(
+                f"behind the model stand torch's own arguments; write plan= before the "
+                f"{type(found).__name__}"
+            )
     names = list(inspect.signature(TorchDDP.__init__).parameters)[2:]
     if len(torch_arguments) > len(names):
         raise TypeError(f"DistributedDataParallel takes at most {len(names) + 1} arguments")

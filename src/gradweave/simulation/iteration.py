@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from gradweave.checks import require_kind
 from gradweave.compression import Compression
 from gradweave.costs.cost import FloatArray
 from gradweave.network import Network
@@ -31,6 +32,12 @@ def simulate(
     ``operations`` are what happens to gradients and, for both passes, to parameters, where that is
     something else, such as reduce and broadcast.
     """
+    require_kind(
+        "simulate(trace, plan, network, …)",
+        trace=(trace, Trace),
+        plan=(plan, Plan),
+        network=(network, Network),
+    )
     plan.check_describes(trace)
     of_gradients, *of_parameters = operations or OPERATIONS[plan.passes]
     gathers = [

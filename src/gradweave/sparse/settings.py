@@ -1,9 +1,9 @@
-"""What a user says to sparsify: ``GTopK(density=0.001)``."""
+"""What a user says to sparsify: ``GTopK(0.001)``, or ``"gtopk:0.001"``."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gradweave.compression import Compression, ExchangeName
+from gradweave.compression import Compression, ExchangeName, parse_compression
 from gradweave.errors import RequestError
 from gradweave.sparse.exchange import find_exchange
 from gradweave.sparse.select import find_selection
@@ -28,7 +28,7 @@ class Sparse:
 
     exchanges: ClassVar[str]  # how the names of those begin that have this result
 
-    density: float | Densities = field(default_factory=Densities)
+    density: float | Densities = field(default_factory=Densities, kw_only=False)
     exchange: ExchangeName
     selection: str | None = None
     momentum: float | None = None
@@ -81,6 +81,24 @@ class TopK(Sparse):
     exchanges: ClassVar[str] = "topk"
 
     exchange: ExchangeName = "topk"
+
+
+def settings_of(given: Sparse | Compression | str) -> Sparse:
+    """What a user means by ``compression``: these settings, or as plans have it, or as text."""
+    if isinstance(given, Sparse):
+        return given
+    compression = parse_compression(given) if isinstance(given, str) else given
+    if not isinstance(compression, Compression):
+        what = "the class itself" if isinstance(given, type) else f"a {type(given).__name__}"
+        raise RequestError(
+            f"compression must be GTopK(…), TopK(…) or a text such as 'gtopk:0.001', got {what}"
+        )
+    if compression.rounding is not None:
+        raise RequestError(
+            f"{compression} rounds all elements instead of leaving some out; write "
+            f"precision={str(compression)!r} instead of compression"
+        )
+    return settings_for(compression)
 
 
 def settings_for(compression: Compression) -> Sparse:
