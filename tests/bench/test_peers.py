@@ -86,7 +86,7 @@ JOB = Job(TRACE, NETWORK, RANKS)
 
 def case(runtime, *, noting=False):
     peer = find_peer(runtime)
-    plan = peer.plan(JOB, f"fixed:{CAP_BYTES}")
+    plan = peer.plan(JOB, f"fixed:{CAP_BYTES}B")
     return Case(runtime=runtime, plan=plan, bucket_cap_mb=CAP_BYTES / MIB, noting=noting)
 
 
@@ -334,12 +334,14 @@ MISTAKES = [
     ("powersgd:x", "takes a rank from 1 to 64"),
     ("powersgd:1.5", "takes a rank from 1 to 64"),
     ("powersgd:65", "takes a rank from 1 to 64"),
-    ("powersgd-tuned:1", "no planner 'powersgd-tuned'"),
-    ("zero-tuned", "no planner 'zero-tuned'"),
+    ("powersgd-tuned:1", r"no runtime 'powersgd-tuned', did you mean powersgd\?"),
+    ("zero-tuned", "no runtime 'zero-tuned'"),
+    ("gradwave", r"no runtime 'gradwave', did you mean gradweave\? There are torch-ddp"),
+    ("bf16:2", "'bf16' takes no argument"),
     ("zero:2", "'zero' takes no argument"),
     ("torch-fp16:1", "'torch-fp16' takes no argument"),
     ("torch-fp16-tuned:1", "'torch-fp16-tuned' takes no argument"),
-    ("torch-int8", "no planner 'torch-int8'"),
+    ("torch-int8", "no runtime 'torch-int8'"),
     ("fsdp2:fast", "no planner 'fast'"),
 ]
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from gradweave.bench.calibration import CalibrationAnswer, CalibrationQuestion
 from gradweave.bench.jobs import answer, asked
@@ -25,45 +26,52 @@ def in_default_group(
 ) -> Network | None:
     """In the group that the environment describes; rank 0 has the answer."""
     with default_group() as group:
-        topology = node_topology(group, nodes_per_rack=question.nodes_per_rack)
-        # Making a group takes a while.
-        is_sharded = any(way.operation in OPERATIONS["both"] for way in question.ways)
-        network = calibrate(
-            group,
-            name=question.name,
-            ways=question.ways,
-            largest_bytes=question.largest_bytes,
-            repeats=question.repeats,
-            communicator=Communicator(group, topology=topology),
-            other_lanes=[
-                Communicator(same_ranks(group), topology=topology)
-                for _ in range(LANES - 1 if is_sharded else 0)
-            ],
-            advance=advance if group.rank() == 0 else lambda: None,
+        return calibrated(question, group, advance=advance)
+
+
+def calibrated(
+    question: CalibrationQuestion, group: dist.ProcessGroup, *, advance: Callable[[], None]
+) -> Network | None:
+    """Every rank's share; rank 0 has the answer."""
+    topology = node_topology(group, nodes_per_rack=question.nodes_per_rack)
+    # Making a group takes a while.
+    is_sharded = any(way.operation in OPERATIONS["both"] for way in question.ways)
+    network = calibrate(
+        group,
+        name=question.name,
+        ways=question.ways,
+        largest_bytes=question.largest_bytes,
+        repeats=question.repeats,
+        communicator=Communicator(group, topology=topology),
+        other_lanes=[
+            Communicator(same_ranks(group), topology=topology)
+            for _ in range(LANES - 1 if is_sharded else 0)
+        ],
+        advance=advance if group.rank() == 0 else lambda: None,
+    )
+    for compression in question.compressions:
+        mine_s = selection_s_per_element(
+            MOST_TIMED,
+            like=torch.zeros(1),
+            density=compression.density,
+            settings=settings_for(compression),
         )
-        for compression in question.compressions:
-            mine_s = selection_s_per_element(
-                MOST_TIMED,
-                like=torch.zeros(1),
-                density=compression.density,
-                settings=settings_for(compression),
-            )
-            (slowest_s,) = largest(group, [mine_s], device=group_device(group))
-            network = with_compression_price(
-                network,
-                compression,
-                selection_s_per_element=slowest_s,
-                exchange=exchange_cost(
-                    Exchanger(group), exchange=compression.exchange, density=compression.density
-                ),
-                workers=group.size(),
-            )
-        return network if group.rank() == 0 else None
+        (slowest_s,) = largest(group, [mine_s], device=group_device(group))
+        network = with_compression_price(
+            network,
+            compression,
+            selection_s_per_element=slowest_s,
+            exchange=exchange_cost(
+                Exchanger(group), exchange=compression.exchange, density=compression.density
+            ),
+            workers=group.size(),
+        )
+    return network if group.rank() == 0 else None
 
 
 if __name__ == "__main__":
-    calibrated = in_default_group(
+    found = in_default_group(
         asked(CalibrationQuestion), advance=lambda: answer(CalibrationAnswer())
     )
-    if calibrated is not None:
-        answer(CalibrationAnswer(network=calibrated))
+    if found is not None:
+        answer(CalibrationAnswer(network=found))

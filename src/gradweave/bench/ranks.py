@@ -22,10 +22,15 @@ def default_group() -> Iterator[dist.ProcessGroup]:
     dist.destroy_process_group()  # not after a failure: peers may be in a collective
 
 
+def node_numbers(group: dist.ProcessGroup) -> list[int]:
+    """The node of each rank, as the launcher numbers them."""
+    node = os.environ.get("GROUP_RANK", "0")
+    return [int(text) for text in gather_text(group, node, device=group_device(group))]
+
+
 def node_topology(group: dist.ProcessGroup, *, nodes_per_rack: int | None) -> Topology:
     """Ranks by node, as the launcher numbers them, and nodes by rack where racks are known."""
-    node = os.environ.get("GROUP_RANK", "0")
-    nodes = [int(text) for text in gather_text(group, node, device=group_device(group))]
+    nodes = node_numbers(group)
     if nodes_per_rack is None:
         return topology_of(nodes)
     return topology_of(nodes, [node // nodes_per_rack for node in nodes])

@@ -139,8 +139,9 @@ def _sharded(case: Case, trainee: Trainee) -> Iterator[Running]:
                 shard.fill_(trainee.group.rank() + 1)
         wrapped.gather()
         wrapped.synchronise()
-        total = sum(float(parameter.double().sum()) for parameter in trainee.model.parameters())
-        is_gathered = trainee.on_all(*(bool(p.all()) for p in trainee.model.parameters()))
+        parameters = list(trainee.model.parameters())
+        total = sum(float(parameter.detach().double().sum()) for parameter in parameters)
+        is_gathered = trainee.on_all(*(bool(parameter.all()) for parameter in parameters))
         return trainee.is_alike(total) and is_averaged and is_gathered
 
     yield Running(step, wrapped.timelines, is_correct)

@@ -1,8 +1,9 @@
-"""Training speed on an emulated cluster: predicted first, then measured, runtimes taking turns."""
+"""Training speed on a cluster: predicted first, then measured, runtimes taking turns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -38,6 +39,7 @@ from gradweave.planning import (
     BOTH_PASSES_COLLECTIVE,
     FOR_ROUNDED,
     OPERATIONS,
+    PLANNERS,
     find_planner,
     make_plan,
 )
@@ -49,7 +51,14 @@ from gradweave.simulation import simulate
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
 from gradweave.travel import Travel
-from gradweave.vocabulary import MIB, ReplayMode, Way, parse_spec
+from gradweave.vocabulary import (
+    MIB,
+    ReplayMode,
+    Way,
+    alternatives,
+    parse_spec,
+    refuse_argument,
+)
 
 JOB = "gradweave.bench.training_job"
 
@@ -111,26 +120,48 @@ class Settings(Struct, frozen=True, kw_only=True):
     with_timelines: bool = True
 
 
+class Place(NamedTuple):
+    """Where training runs, as its results tell."""
+
+    nodes: int
+    ranks_per_node: int
+    rate: str | None  # of links, where they are held to one
+    workers: int
+
+
+# Has every rank answer a question, and is told each answer as it comes.
+AskRanks = Callable[[TrainingQuestion, Callable[[TrainingAnswer], None]], None]
+
+
+def runtime_names() -> list[str]:
+    """All that there are; most of them take an argument behind a colon."""
+    tuned = [f"{name}{SWEPT}" for name in TUNABLE]
+    ours = [OURS, SHARDED, ROUNDED, *LOOPS, *ROUNDING_NAMES, *EXCHANGE_NAMES, *PLANNERS]
+    return [*PEERS, *tuned, *ours]
+
+
 def check_runtimes(runtimes: Sequence[str]) -> None:
     """Before a cluster is built for nothing."""
-    tuned = [f"{name}{SWEPT}" for name in TUNABLE]
-    known = [*PEERS, *tuned, OURS, SHARDED, *LOOPS, ROUNDED, *ROUNDING_NAMES, *EXCHANGE_NAMES]
+    known = runtime_names()
     for name in runtimes:
-        if name in {ROUNDED, *ROUNDING_NAMES} or find_peer(name) is not None:
+        spec = parse_spec(name)
+        if spec.name not in {*known, NOTING}:
+            raise RequestError(f"no runtime {spec.name!r}{alternatives(spec.name, known)}")
+        if spec.name in {ROUNDED, *ROUNDING_NAMES}:
+            refuse_argument(spec)
+            continue
+        if find_peer(name) is not None:
             continue
         if finds_its_plan(name):
             check_precision(precision_of(name))
             continue
-        if parse_spec(name).name in LOOPS:
+        if spec.name in LOOPS:
             find_loop(name)
             continue
-        if parse_spec(name).name in EXCHANGE_NAMES:
+        if spec.name in EXCHANGE_NAMES:
             parse_compression(name)
             continue
-        try:
-            find_planner(_planner(name))
-        except RequestError as error:
-            raise RequestError(f"{error}; or {', '.join(known)}") from None
+        find_planner(_planner(name))
     if len(set(runtimes)) < len(runtimes):
         raise RequestError(f"a runtime stands twice in {','.join(runtimes)}")
 
@@ -175,10 +206,43 @@ def train_on_cluster(
     command: str,
     advance: Callable[[], None] = lambda: None,
 ) -> list[Result]:
+    """Train on an emulated cluster."""
+
+    def ask_ranks(question: TrainingQuestion, take: Callable[[TrainingAnswer], None]) -> None:
+        def decode(text: str) -> None:
+            take(msgspec.json.decode(text, type=TrainingAnswer))
+
+        ask(cluster, JOB, question, on_answer=decode)
+
+    spec = cluster.spec
+    place = Place(spec.nodes, spec.ranks_per_node, spec.rate, spec.world_size)
+    return train(
+        place,
+        ask_ranks,
+        trace,
+        network,
+        settings,
+        folder=folder,
+        command=command,
+        advance=advance,
+    )
+
+
+def train(
+    place: Place,
+    ask_ranks: AskRanks,
+    trace: Trace,
+    network: Network,
+    settings: Settings,
+    *,
+    folder: RunFolder,
+    command: str,
+    advance: Callable[[], None],
+) -> list[Result]:
     """What is expected is in the folder before the runtimes run, what was measured afterwards."""
-    job = Job(trace, network, cluster.spec.world_size)
+    job = Job(trace, network, place.workers)
     best_cap_mb = {
-        name: _best_cap_mb(name, cluster, job, settings, advance)
+        name: _best_cap_mb(name, ask_ranks, job, settings, advance)
         for name in settings.runtimes
         if is_tuned(name)
     }
@@ -207,8 +271,8 @@ def train_on_cluster(
     question = _question(
         trace, [Case(runtime=COMPUTE), *cases], settings, timelines=settings.with_timelines
     )
-    answers = _run(cluster, question, advance, learn)
-    results = _results(cluster, trace, cases, predictions, answers)
+    answers = _run(ask_ranks, question, advance, learn)
+    results = _results(place, trace, cases, predictions, answers)
     folder.finish(
         Results(command=command, rows=tuple(results)),
         {a.runtime: a.timelines for a in answers if a.timelines},
@@ -217,7 +281,7 @@ def train_on_cluster(
 
 
 def steps(trace: Trace, settings: Settings) -> int:
-    """How many times ``train_on_cluster`` will advance."""
+    """How many times ``train`` will advance."""
     caps = swept_caps_mb(trace.nbytes.sum())
     swept = len(caps) * SWEEP_REPEATS * sum(map(is_tuned, settings.runtimes))
     found = sum(finds_its_plan(name) or computes(name) for name in settings.runtimes)
@@ -230,7 +294,7 @@ SWEEP_ITERATIONS = 3
 
 
 def _best_cap_mb(
-    runtime: str, cluster: Cluster, job: Job, settings: Settings, advance: Callable[[], None]
+    runtime: str, ask_ranks: AskRanks, job: Job, settings: Settings, advance: Callable[[], None]
 ) -> float:
     """Of those that a patient user would try, the one with which this runtime is the fastest."""
     cases = [
@@ -238,7 +302,7 @@ def _best_cap_mb(
         for cap in swept_caps_mb(job.trace.nbytes.sum())
     ]
     sweep = replace(settings, repeats=SWEEP_REPEATS, iterations=SWEEP_ITERATIONS)
-    answers = _run(cluster, _question(job.trace, cases, sweep, timelines=False), advance)
+    answers = _run(ask_ranks, _question(job.trace, cases, sweep, timelines=False), advance)
     fastest = min(cases, key=lambda case: _median_s(answers, case.runtime))
     assert fastest.bucket_cap_mb is not None
     return fastest.bucket_cap_mb
@@ -254,7 +318,7 @@ def _case(runtime: str, job: Job, cap_mb: float | None) -> Case:
     if finds_its_plan(runtime):
         return Case(runtime=runtime)
     if (peer := find_peer(runtime)) is not None:
-        planner = "ddp" if cap_mb is None else f"fixed:{round(cap_mb * MIB)}"
+        planner = "ddp" if cap_mb is None else f"fixed:{cap_mb:g}MiB"
         return Case(runtime=runtime, plan=peer.plan(job, planner), bucket_cap_mb=cap_mb)
     noting = parse_spec(runtime).name == NOTING
     return Case(runtime=runtime, plan=_plan(runtime, job), noting=noting)
@@ -313,24 +377,24 @@ def _question(
 
 
 def _run(
-    cluster: Cluster,
+    ask_ranks: AskRanks,
     question: TrainingQuestion,
     advance: Callable[[], None],
     learn: Callable[[TrainingAnswer], None] = lambda _: None,
 ) -> list[TrainingAnswer]:
     answers: list[TrainingAnswer] = []
 
-    def take(text: str) -> None:
-        answers.append(msgspec.json.decode(text, type=TrainingAnswer))
-        learn(answers[-1])
+    def take(answer: TrainingAnswer) -> None:
+        answers.append(answer)
+        learn(answer)
         advance()
 
-    ask(cluster, JOB, question, on_answer=take)
+    ask_ranks(question, take)
     return answers
 
 
 def _results(
-    cluster: Cluster,
+    place: Place,
     trace: Trace,
     cases: Sequence[Case],
     predictions: Mapping[str, Prediction],
@@ -346,9 +410,9 @@ def _results(
             Result(
                 trace=trace.name,
                 runtime=case.runtime,
-                nodes=cluster.spec.nodes,
-                ranks_per_node=cluster.spec.ranks_per_node,
-                rate=cluster.spec.rate,
+                nodes=place.nodes,
+                ranks_per_node=place.ranks_per_node,
+                rate=place.rate,
                 iteration_s=iteration_s,
                 predicted_s=prediction.timeline.iteration_s,
                 prediction_error=prediction.timeline.iteration_s / iteration_s - 1,
