@@ -52,7 +52,7 @@ def test_selecting_has_a_price_here_too(capsys):
         (advice,) = json.loads(capsys.readouterr().out)
         return next(one["step_s"] for one in advice["options"] if one["name"] == "sparse")
 
-    assert sparse_s("--selection", "1e-8") > sparse_s()
+    assert sparse_s("--selection", "10ns") > sparse_s()
 
 
 @pytest.mark.parametrize(

@@ -42,19 +42,49 @@ def test_collectives_on_an_emulated_cluster(capsys, where):
         assert row["p10_s"] <= row["median_s"] <= row["p90_s"]
 
 
-def test_under_torchrun():
-    """Several seconds: every rank imports torch."""
-    argv = ["--nproc-per-node", "2", "-m", "gradweave", "bench", "collectives", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *argv, "--size", "1KB", "--repeats", "1"],
+def torchrun(*argv):
+    """In two processes on loopback."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*launcher, "--nproc-per-node", "2", "-m", "gradweave", *argv],
         capture_output=True,
         check=False,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def test_under_torchrun():
+    """Several seconds: every rank imports torch."""
+    done = torchrun("bench", "collectives", "--json", "--size", "1KB", "--repeats", "1")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["algorithm"] for row in rows] == ["native", "ring"]
+
+
+def test_training_under_torchrun(tmp_path):
+    """Several seconds: every rank imports torch. Two traces, and a runtime that asks all first."""
+    argv = ["bench", "training", "--trace", "resnet20,alexnet", "--parameter-scale", "0.01"]
+    argv += ["--forward", "5ms", "--backward", "10ms", "--runtime", "torch-ddp,powersgd:1,optimal"]
+    argv += ["--repeats", "1", "--iterations", "1", "--warmup", "2", "--output", str(tmp_path)]
+    done = torchrun(*argv, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [(row["trace"], row["runtime"]) for row in rows] == [
+        (trace, runtime)
+        for trace in ("resnet20", "alexnet")
+        for runtime in ("torch-ddp", "powersgd:1", "optimal")
+    ]
+    for row in rows:
+        assert row["correct"]
+        assert (row["nodes"], row["ranks_per_node"], row["rate"]) == (1, 2, None)
+        assert min(row["iteration_s"], row["predicted_s"]) >= 0.015
+    run = RunFolder(tmp_path / "alexnet-1-nodes").read()
+    assert run.network.known_workers == (2,)
+    assert len(run.measured["optimal"]) == 2
+    assert run.results.command.startswith(
+        "torchrun --nnodes 1 --nproc-per-node 2 -m gradweave bench training --trace"
+    )
 
 
 def test_what_must_cross_the_busiest_link():
@@ -76,7 +106,10 @@ def test_what_must_cross_the_busiest_link():
             "no all-reduce by 'magic'",
         ),
         (["--nodes", "2", "--op", "broadcast", "--algorithm", "ring"], "no broadcast by 'ring'"),
-        (["--nodes", "2", "--op", "gather"], "no operation 'gather'; there are all-reduce"),
+        (
+            ["--nodes", "2", "--op", "gather"],
+            "no operation 'gather', did you mean all-gather? Ther",
+        ),
         (["--nodes", "2", "--size", "big"], "'big' is not a size"),
         (["--nodes", "2", "--rate", "fast"], "'fast' is not a rate"),
         (["--nodes", "3", "--racks", "2"], "racks must divide the 3 nodes evenly"),
@@ -110,7 +143,7 @@ def test_calibrating_and_training_on_an_emulated_cluster(capsys, where, tmp_path
     assert {"startup_s", "s_per_byte", "r_squared", "worst_residual", "latency_s"} <= set(rows[0])
 
     argv = ["bench", "training", "--nodes", "2", "--rate", "1gbit", "--trace", "resnet20"]
-    argv += ["--forward", "0.02", "--backward", "0.04", "--network", network, "--json"]
+    argv += ["--forward", "20ms", "--backward", "40ms", "--network", network, "--json"]
     argv += ["--runtime", "torch-ddp,torch-ddp-tuned,naive,wfbp,optimal", *where]
     argv += ["--repeats", "2", "--iterations", "1", "--warmup", "2", "--output", str(tmp_path)]
     assert main(argv) == 0
@@ -135,7 +168,7 @@ def test_calibrating_and_training_on_an_emulated_cluster(capsys, where, tmp_path
 def test_training_beside_both_passes_and_in_loops(capsys, tmp_path):
     """Several seconds: every rank imports torch."""
     argv = ["bench", "training", "--nodes", "2", "--loopback", "--trace", "resnet20", "--json"]
-    argv += ["--forward", "0.02", "--backward", "0.04", "--network", "k80-10gbe"]
+    argv += ["--forward", "20ms", "--backward", "40ms", "--network", "k80-10gbe"]
     argv += ["--runtime", "sharded,bsp-reduce-broadcast,bsp-allreduce:mst,bsp-overlap:exchange"]
     argv += ["--repeats", "1", "--iterations", "1", "--warmup", "2", "--output", str(tmp_path)]
     assert main(argv) == 0
@@ -159,9 +192,12 @@ def test_training_beside_both_passes_and_in_loops(capsys, tmp_path):
         (["calibrate", "--nodes", "2", "--algorithm", "ring+int4"], "no compression 'int4'"),
         (["calibrate", "--nodes", "2", "--algorithm", "native+int8"], "take ring+int8"),
         (["bench", "training", "--trace", "resnet20", "--nodes", "1"], "one rank sends no messag"),
+        (["bench", "training", "--trace", "resnet20"], "--nodes is missing"),
+        (["bench", "collectives", "--nodes", "2,1"], "one rank sends no messages"),
+        (["calibrate", "--nodes", "1"], "one rank sends no messages; give --nodes 2 or more"),
         (
             ["bench", "training", "--trace", "resnet20", "--nodes", "2", "--runtime", "fast"],
-            "no planner 'fast'",
+            "no runtime 'fast'",
         ),
         (
             ["bench", "training", "--trace", "resnet20", "--nodes", "2", "--runtime", "wfbp,wfbp"],
@@ -169,7 +205,10 @@ def test_training_beside_both_passes_and_in_loops(capsys, tmp_path):
         ),
     ],
 )
-def test_mistakes_are_one_line(capsys, argv, complaint):
+def test_mistakes_are_one_line(capsys, monkeypatch, argv, complaint):
+    """Before a cluster is built, which would take longer and print more."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("gradweave.lab.Cluster.__enter__", lambda _: pytest.fail("it was built"))
     assert main(argv) == 2
     stderr = capsys.readouterr().err
     assert complaint in stderr

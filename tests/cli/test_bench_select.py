@@ -31,6 +31,7 @@ def test_a_table_for_people_and_no_ratio_without_a_baseline(capsys):
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
+        (["--method", "radx"], "no selection 'radx', did you mean radix? There are radix"),
         (["--method", "magic"], "no selection 'magic'; there are radix, torch-topk"),
         (["--density", "0"], "expected a number above 0, at most 1, got '0'"),
         (["--density", "nan"], "expected a number above 0, at most 1, got 'nan'"),

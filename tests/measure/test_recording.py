@@ -1,5 +1,7 @@
 """Recording with a scripted clock: what comes when, for all kinds of models."""
 
+import json
+import re
 from itertools import count
 
 import pytest
@@ -187,8 +189,14 @@ def test_losses():
     ("text", "complaint"),
     [
         ("torch.nn", "names no factory; write it as package.module:factory"),
-        ("no.such.module:f", "cannot find the model 'no.such.module:f': No module named 'no'"),
-        ("torch.nn:NoSuch", "has no attribute 'NoSuch'"),
+        (":f", "names no factory"),
+        ("torch.nn:", "names no factory"),
+        ("no.such.module:f", "cannot import the model 'no.such.module:f': .*No module named 'no'"),
+        ("..nn:f", "cannot import the model '..nn:f'"),
+        ("torch.nn:NoSuch", "'torch.nn' has no factory 'NoSuch'; name a function or class"),
+        ("torch.nn:Sequental", r"'torch.nn' has no factory 'Sequental', did you mean Sequential\?"),
+        ("torch.nn:Linear", "could not be called without arguments: TypeError: .* missing 2 req"),
+        ("torch:float32", "'torch' has no factory 'float32'"),
         ("time:time", "returned a float, not a torch module"),
     ],
 )
@@ -207,3 +215,91 @@ def test_record_writes_a_trace(capsys, tmp_path):
     assert (trace.name, trace.batch_size, len(trace.tensors)) == ("resnet20_cifar10", 2, 65)
     assert "resnet20_cifar10: forward" in captured.out
     assert trace.tensors[0].name.startswith("output.")
+
+
+MODELS_OF_ONES_OWN = """
+import torch
+
+def good():
+    return torch.nn.Linear(3, 2)
+
+def bad():
+    raise KeyError("layers")
+
+def frozen():
+    return good().requires_grad_(False)
+"""
+
+
+@pytest.fixture
+def models_of_ones_own(monkeypatch, tmp_path):
+    (tmp_path / "of_ones_own.py").write_text(MODELS_OF_ONES_OWN)
+    (tmp_path / "half_written.py").write_text("def make(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "complaint"),
+    [
+        ("of_ones_own:bad", "2x3", "could not be called without arguments: KeyError: 'layers'"),
+        ("of_ones_own:god", "2x3", "'of_ones_own' has no factory 'god', did you mean good?"),
+        ("half_written:make", "2x3", "cannot import the model 'half_written:make': SyntaxError"),
+        ("of_ones_own:good", "2x4", "the model does not train on --input 2x4: RuntimeError: mat1"),
+        ("of_ones_own:good", "2x3:7", "the model does not train on --input 2x3:7: RuntimeError"),
+        ("of_ones_own:good", "2y3", "'2y3' is no input"),
+        ("of_ones_own:good", "999999999x999999999", "there is no input '999999999x999999999'"),
+        ("of_ones_own:frozen", "2x3", "no parameters that require a gradient"),
+    ],
+)
+def test_a_mistake_in_a_model_of_ones_own_is_one_line(
+    capsys, models_of_ones_own, model, shape, complaint
+):
+    assert main(["record", "--model", model, "--input", shape]) == 2
+    captured = capsys.readouterr()
+    assert complaint in captured.err
+    assert captured.err.startswith("gradweave record: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_the_spread_is_shown(capsys, models_of_ones_own):
+    argv = ["record", "--model", "of_ones_own:good", "--input", "2x3", "--iterations", "4"]
+    assert main([*argv, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    for what in ("forward", "backward"):
+        low_s, high_s = row[f"{what}_quartiles_s"]
+        assert 0 <= low_s <= high_s
+    assert main(argv) == 0
+    title = capsys.readouterr().out.splitlines()[0]
+    times = r"[\d.]+ ms \([\d.]+ to [\d.]+\)"
+    assert re.match(f"good: forward {times}, backward {times}, 2 tensors; medians of 4 iter", title)
+
+
+class Slowing(HostClock):
+    """Every look at it is ``step_s`` later."""
+
+    step_s = 1.0
+
+    def __init__(self):
+        self.read_s = 0.0
+        super().__init__(self.tick)
+
+    def tick(self):
+        self.read_s += self.step_s
+        return self.read_s
+
+
+def test_half_of_the_iterations_lie_in_the_spread():
+    model = two_layers()
+    step = forward_backward(model)
+    numbers, clock = count(1), Slowing()
+
+    def slower():
+        clock.step_s = float(next(numbers))
+        step()
+
+    recording = recorded(model, slower, warmup=0, iterations=5, clock=clock)
+    assert recording.forward == (8.0, 16.0)
+    assert recording.backward == (6.0, 12.0)
+    alone = recorded(model, step, warmup=0, iterations=1)
+    assert alone.forward == (4.0, 4.0)

@@ -1,37 +1,61 @@
 """``gradweave VERB …``: each verb parses, calls the library, and prints."""
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
-from gradweave.cli import advise, bench, calibrate, demo, lab, plan, record, report, simulate
+from gradweave import __version__
+from gradweave.cli import (
+    advise,
+    bench,
+    calibrate,
+    demo,
+    lab,
+    listing,
+    plan,
+    record,
+    report,
+    simulate,
+)
+from gradweave.cli.parser import Parser
 from gradweave.errors import GradweaveError
 
+ABOUT = """\
+Make synchronous data-parallel training in PyTorch fast on the network you have.
+
+A training script needs one other import:
+
+  from gradweave import DistributedDataParallel as DDP
+
+This program shows what that gains and why: it records models, measures and
+emulates networks, plans and predicts, and makes pages of what was measured."""
+
+BEGIN = """\
+Begin with `gradweave demo`. Every verb has --help with examples, and nearly
+every one --json for machines. Sizes, rates and durations have their units:
+25MiB, 1gbit, 300ms."""
+
+# In the order in which people meet them.
 VERBS = {
+    "demo": demo,
+    "list": listing,
+    "lab": lab,
+    "record": record,
+    "calibrate": calibrate,
+    "plan": plan,
+    "simulate": simulate,
     "advise": advise,
     "bench": bench,
-    "calibrate": calibrate,
-    "demo": demo,
-    "lab": lab,
-    "plan": plan,
-    "record": record,
     "report": report,
-    "simulate": simulate,
 }
-
-
-class _Parser(argparse.ArgumentParser):
-    """A mistake is one line, not a page of usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when done, 2 for a user's mistake; a verb that runs a command returns that command's."""
-    options = _parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser()
+    parser.refuse_unknown(given)
+    options = parser.parse_args(given)
     try:
         exit_code = VERBS[options.verb].run(options) or 0
         sys.stdout.flush()
@@ -44,17 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="gradweave", description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name, module in VERBS.items():
-        summary, _, details = (module.__doc__ or "").partition("\n")
-        verb = verbs.add_parser(
-            name,
-            allow_abbrev=False,
-            help=summary,
-            description=f"{summary}\n{details}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(verb)
+def _parser() -> Parser:
+    parser = Parser(prog="gradweave", description=ABOUT, epilog=BEGIN)
+    parser.add_argument("--version", action="version", version=f"gradweave {__version__}")
+    parser.add_verbs(VERBS, dest="verb", noun="verb")
     return parser

@@ -7,14 +7,15 @@ from typing import get_args
 from msgspec.structs import replace
 
 from gradweave.checks import LARGEST
-from gradweave.compression import Compression, parse_compression
+from gradweave.cli.parser import told
+from gradweave.compression import parse_compression
 from gradweave.errors import RequestError
 from gradweave.network import Network
 from gradweave.planning import PLANNERS, find_planner
 from gradweave.presets import load_network, load_trace
 from gradweave.simulation import Case, cases
 from gradweave.trace import LARGEST_SCALE, Trace
-from gradweave.vocabulary import Operation, Passes
+from gradweave.vocabulary import Operation, Passes, alternatives, parse_duration
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None:
@@ -25,7 +26,8 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None
         metavar="P",
         type=names,
         default=names(planners),
-        help=f"{', '.join(PLANNERS)}; also fixed:25MiB, optimal:0.05 (default: {planners})",
+        help=f"{', '.join(PLANNERS)}, explained by `gradweave list planners`; fixed:25MiB and "
+        f"optimal:0.05 have arguments (default: {planners})",
     )
     jobs.add_argument(
         "--collective",
@@ -46,9 +48,9 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None
     jobs.add_argument(
         "--compression",
         metavar="C",
-        type=_compression,
+        type=told(parse_compression),
         help="topk:0.001, gtopk:0.001 (as in training) or gtopk-tree:0.001 (the paper's): the "
-        "share of the elements that travels",
+        "share of the elements that travels; or bf16, fp16, int8, to which all are rounded",
     )
     _add_changes(parser)
 
@@ -67,7 +69,7 @@ def _add_jobs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         required=True,
         metavar="N",
         type=names,
-        help="network files or shipped networks",
+        help="network files or shipped networks, as `gradweave list networks` names them",
     )
     jobs.add_argument(
         "--workers",
@@ -77,9 +79,10 @@ def _add_jobs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     )
     jobs.add_argument(
         "--selection",
-        metavar="S",
-        type=number(most=1),
-        help="seconds per element to select what travels (default: what the network file says)",
+        metavar="T",
+        type=told(parse_duration),
+        help="to select what travels, for each element, such as 2ns (default: what the network "
+        "file says)",
     )
     return jobs
 
@@ -101,10 +104,10 @@ def _add_changes(parser: argparse.ArgumentParser) -> None:
         help="width of gradients, 2 for mixed precision; several are separated by commas",
     )
     change.add_argument(
-        "--forward", metavar="S", type=number(above=0), help="rescale forward to S seconds"
+        "--forward", metavar="T", type=_time, help="rescale forward to this time, such as 150ms"
     )
     change.add_argument(
-        "--backward", metavar="S", type=number(above=0), help="rescale backward to S seconds"
+        "--backward", metavar="T", type=_time, help="rescale backward to this time, such as 300ms"
     )
     change.add_argument(
         "--parameter-scale",
@@ -117,7 +120,11 @@ def _add_changes(parser: argparse.ArgumentParser) -> None:
 
 def _add_trace(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--trace", required=True, metavar="T", type=names, help="trace files or shipped traces"
+        "--trace",
+        required=True,
+        metavar="T",
+        type=names,
+        help="trace files or shipped traces, as `gradweave list traces` names them",
     )
 
 
@@ -193,7 +200,7 @@ def _known(text: str, known: Sequence[str], what: str) -> list[str]:
     found = names(text)
     for name in found:
         if name not in known:
-            raise argparse.ArgumentTypeError(f"no {what} {name!r}; there are {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"no {what} {name!r}{alternatives(name, known)}")
     return found
 
 
@@ -238,8 +245,10 @@ def number(
     return parse
 
 
-def _compression(text: str) -> Compression:
-    try:
-        return parse_compression(text)
-    except RequestError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+@told
+def _time(text: str) -> float:
+    """Of computing, which takes some."""
+    seconds = parse_duration(text)
+    if seconds == 0:
+        raise RequestError(f"expected a duration above 0, got {text!r}")
+    return seconds

@@ -5,25 +5,25 @@ Examples:
   gradweave bench collectives --nodes 4 --rate 1gbit --op broadcast \\
       --algorithm native,linear-pipeline --size 64KB,32MB
   gradweave bench training --nodes 4 --rate 1gbit --trace densenet201 --parameter-scale 0.25 \\
-      --forward 0.25 --backward 0.5 --runtime torch-ddp,torch-ddp-tuned,wfbp,mgwfbp,optimal
+      --forward 250ms --backward 500ms --runtime torch-ddp,torch-ddp-tuned,gradweave,wfbp,mgwfbp
   torchrun --nnodes 2 --nproc-per-node 4 … -m gradweave bench collectives --op all-reduce
+  torchrun --nnodes 2 --nproc-per-node 4 … -m gradweave bench training --trace resnet50
 """
 
 import argparse
 
 from gradweave.cli import bench_collectives, bench_select, bench_training
+from gradweave.cli.parser import Parser
 
 BENCHES = {
+    "training": bench_training,
     "collectives": bench_collectives,
     "select": bench_select,
-    "training": bench_training,
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    benches = parser.add_subparsers(dest="bench", required=True, metavar="WHAT")
-    for name, module in BENCHES.items():
-        module.add_arguments(benches.add_parser(name, help=module.__doc__))
+def add_arguments(parser: Parser) -> None:
+    parser.add_verbs(BENCHES, dest="bench", noun="benchmark")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -12,15 +12,16 @@ from gradweave.bench.collectives import time_on_cluster
 from gradweave.cli.arguments import names, operations, whole_number
 from gradweave.cli.clusters import (
     add_cluster_arguments,
-    asked_cluster,
+    asked_to_measure,
     check_under_torchrun,
     nodes_per_rack,
 )
+from gradweave.cli.parser import told
 from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
 from gradweave.costs import GIGABIT_ETHERNET
 from gradweave.errors import RequestError
 from gradweave.measure.timings import Question, Timing
-from gradweave.vocabulary import Operation, parse_bytes, parse_rate, parse_spec
+from gradweave.vocabulary import Operation, alternatives, parse_bytes, parse_rate, parse_spec
 
 FLOAT_BYTES = 4
 
@@ -49,13 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=names,
         default=["native", "ring"],
         metavar="A",
-        help="native, or one of ours (default: native,ring)",
+        help="native or ours, as `gradweave list collectives` names them (default: native,ring)",
     )
-    what.add_argument("--size", type=_sizes, default=[10**6], metavar="S", help="default: 1MB")
+    what.add_argument(
+        "--size",
+        type=_sizes,
+        default=[10**6],
+        metavar="S",
+        help="with its unit, such as 64KB (default: 1MB)",
+    )
     what.add_argument(
         "--repeats", type=count, default=7, metavar="N", help="each, in turn (default: 7)"
     )
-    add_cluster_arguments(parser, under_torchrun=True)
+    add_cluster_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 
 
@@ -65,8 +72,8 @@ def run(options: argparse.Namespace) -> None:
         _run_under_torchrun(options)
         return
     rows = []
-    for nodes in options.nodes:
-        spec = asked_cluster(options, nodes)
+    specs = [asked_to_measure(options, nodes) for nodes in options.nodes]
+    for nodes, spec in zip(options.nodes, specs, strict=True):
         question = _question(options, nodes_per_rack(options, nodes))
         with progress_bar(question.timings, doing=f"{nodes} nodes") as advance:
             done = time_on_cluster(spec, question, loopback=options.loopback, advance=advance)
@@ -135,18 +142,15 @@ def _check_algorithms(operations: list[Operation], algorithms: list[str]) -> Non
     for operation, algorithm in product(operations, algorithms):
         known = ["native", *collectives.names(operation)]
         if parse_spec(algorithm).name not in known:
-            raise RequestError(f"no {operation} by {algorithm!r}; there are {', '.join(known)}")
+            others = alternatives(parse_spec(algorithm).name, known)
+            raise RequestError(f"no {operation} by {algorithm!r}{others}")
 
 
+@told
 def _sizes(text: str) -> list[int]:
     """Of float32 messages, so whole multiples of four bytes."""
-    try:
-        sizes = [parse_bytes(part) for part in names(text)]
-    except RequestError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    sizes = [parse_bytes(part) for part in names(text)]
     for nbytes in sizes:
         if nbytes % FLOAT_BYTES:
-            raise argparse.ArgumentTypeError(
-                f"messages are float32; {nbytes} is not a multiple of 4"
-            )
+            raise RequestError(f"messages are float32; {nbytes} is not a multiple of 4")
     return sizes

@@ -3,21 +3,31 @@
 import argparse
 import shlex
 import sys
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
 from gradweave.bench.training import (
+    Place,
     Settings,
     check_runtimes,
     compressions_of,
     steps,
     to_measure,
+    train,
     train_on_cluster,
 )
 from gradweave.cli.arguments import add_trace_arguments, asked_traces, names, whole_number
 from gradweave.cli.calibrate import cluster_name
-from gradweave.cli.clusters import add_cluster_arguments, asked_cluster, nodes_per_rack
+from gradweave.cli.clusters import (
+    add_cluster_arguments,
+    asked_to_measure,
+    check_under_torchrun,
+    nodes_per_rack,
+)
 from gradweave.cli.tables import milliseconds, percent, print_json, print_table, progress_bar
 from gradweave.errors import RequestError
 from gradweave.lab import Cluster
@@ -25,7 +35,11 @@ from gradweave.network import Network
 from gradweave.presets import load_network
 from gradweave.results import Result
 from gradweave.runs import RunFolder
+from gradweave.trace import Trace
 from gradweave.vocabulary import MIB
+
+if TYPE_CHECKING:
+    from gradweave.bench.under_torchrun import Ranks
 
 DEFAULT_RUNTIMES = "torch-ddp,wfbp,single,mgwfbp,optimal"
 LARGEST_BYTES = 32 * MIB
@@ -38,16 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=names,
         default=names(DEFAULT_RUNTIMES),
         metavar="R",
-        help="torch-ddp, torch-fp16, torch-bf16 (with torch's hooks that round), each also with "
-        "-tuned behind its name (its best bucket_cap_mb, found by trying), powersgd:RANK (torch's "
-        "hook), zero (torch's ZeroRedundancyOptimizer), fsdp2 or fsdp2:PLANNER (torch's "
-        "fully_shard; a planner groups parameters), gradweave or gradweave:PRECISION (our "
-        "wrapper, which plans by itself), a planner, whose plan our wrapper is given, rounded "
-        "(planned among messages as they are, in bf16 and in 8 bits), bf16, fp16, int8 (all "
-        "messages), topk, gtopk or another exchange, each :DENSITY, sharded or sharded:PLANNER "
-        "(overlap in both passes), or bsp-reduce-broadcast, bsp-allreduce, bsp-overlap, each "
-        ":COLLECTIVE "
-        f"(default: {DEFAULT_RUNTIMES})",
+        help="what to compare, as `gradweave list runtimes` names and explains them: torch-ddp, "
+        "gradweave (our wrapper, which plans by itself), a planner, whose plan our wrapper is "
+        f"given, and many more (default: {DEFAULT_RUNTIMES})",
     )
     parser.add_argument(
         "--mode",
@@ -72,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="iterations before those; torch builds its buckets in the first two (default: 3)",
     )
-    add_cluster_arguments(parser, under_torchrun=False)
+    add_cluster_arguments(parser)
     parser.add_argument(
         "--output", metavar="DIR", help="where to write the run (default: runs/DATE-TIME)"
     )
@@ -90,31 +97,84 @@ def run(options: argparse.Namespace) -> None:
         repeats=options.repeats,
     )
     folder = _folder(options)
+    if options.nodes is None:
+        check_under_torchrun(options)
+        results = _under_torchrun(options, traces, settings, folder)
+        if results is None:  # not on rank 0
+            return
+    else:
+        results = _on_clusters(options, traces, settings, folder)
+    if options.json:
+        print_json(results)
+    else:
+        _print(results)
+        print(f"written to {folder}")
+
+
+def _on_clusters(
+    options: argparse.Namespace, traces: list[Trace], settings: Settings, folder: Path
+) -> list[Result]:
     results: list[Result] = []
-    for nodes in options.nodes:
-        spec = asked_cluster(options, nodes)
-        if spec.world_size == 1:
-            raise RequestError("one rank sends no messages; give --nodes 2 or more")
+    specs = [asked_to_measure(options, nodes) for nodes in options.nodes]
+    for spec in specs:
         with Cluster(spec, loopback=options.loopback) as cluster:
-            network = _network(options, cluster, nodes)
+            network = _network(
+                options,
+                partial(calibrate_cluster, cluster),
+                name=cluster_name(spec),
+                rack_nodes=nodes_per_rack(options, spec.nodes),
+            )
             for trace in traces:
                 with progress_bar(
-                    steps(trace, settings), doing=f"{trace.name} on {nodes} nodes"
+                    steps(trace, settings), doing=f"{trace.name} on {spec.nodes} nodes"
                 ) as advance:
                     results += train_on_cluster(
                         cluster,
                         trace,
                         network,
                         settings,
-                        folder=RunFolder(folder / f"{trace.name}-{nodes}-nodes"),
+                        folder=_run_folder(folder, trace, spec.nodes),
                         command=shlex.join(["gradweave", *sys.argv[1:]]),
                         advance=advance,
                     )
-    if options.json:
-        print_json(results)
-    else:
-        _print(results)
-        print(f"written to {folder}")
+    return results
+
+
+def _under_torchrun(
+    options: argparse.Namespace, traces: list[Trace], settings: Settings, folder: Path
+) -> list[Result] | None:
+    """Rank 0 has the results."""
+    from gradweave.bench.under_torchrun import in_default_group
+
+    def lead(ranks: "Ranks") -> list[Result]:
+        place = ranks.place
+        network = _network(options, ranks.calibrate, name="calibrated", rack_nodes=None)
+        results: list[Result] = []
+        for trace in traces:
+            with progress_bar(steps(trace, settings), doing=trace.name) as advance:
+                results += train(
+                    place,
+                    ranks.train,
+                    trace,
+                    network,
+                    settings,
+                    folder=_run_folder(folder, trace, place.nodes),
+                    command=_torchrun_command(place),
+                    advance=advance,
+                )
+        return results
+
+    return in_default_group(lead)
+
+
+def _torchrun_command(place: Place) -> str:
+    """As far as its ranks can tell."""
+    launched = f"torchrun --nnodes {place.nodes} --nproc-per-node {place.ranks_per_node}"
+    return f"{launched} -m {shlex.join(['gradweave', *sys.argv[1:]])}"
+
+
+def _run_folder(folder: Path, trace: Trace, nodes: int) -> RunFolder:
+    return RunFolder(folder / f"{trace.name}-{nodes}-nodes")
 
 
 def _folder(options: argparse.Namespace) -> Path:
@@ -126,24 +186,35 @@ def _folder(options: argparse.Namespace) -> Path:
     return folder
 
 
-def _network(options: argparse.Namespace, cluster: Cluster, nodes: int) -> Network:
+class Calibrate(Protocol):
+    """Finds out what messages cost where training is to run."""
+
+    def __call__(
+        self, question: CalibrationQuestion, *, advance: Callable[[], None]
+    ) -> Network: ...
+
+
+def _network(
+    options: argparse.Namespace,
+    calibrate: Calibrate,
+    *,
+    name: str,
+    rack_nodes: int | None,
+) -> Network:
     """What was calibrated, as the runtimes will find it: a host that waits leaves cores idle."""
     if options.network is not None:
         network = load_network(options.network)
     else:
-        with progress_bar(None, doing=f"calibrating {nodes} nodes") as advance:
-            network = calibrate_cluster(
-                cluster,
-                CalibrationQuestion(
-                    name=cluster_name(cluster.spec),
-                    ways=to_measure(options.runtime),
-                    largest_bytes=LARGEST_BYTES,
-                    repeats=9,
-                    nodes_per_rack=nodes_per_rack(options, nodes),
-                    compressions=compressions_of(options.runtime),
-                ),
-                advance=advance,
-            )
+        question = CalibrationQuestion(
+            name=name,
+            ways=to_measure(options.runtime),
+            largest_bytes=LARGEST_BYTES,
+            repeats=9,
+            nodes_per_rack=rack_nodes,
+            compressions=compressions_of(options.runtime),
+        )
+        with progress_bar(None, doing="calibrating") as advance:
+            network = calibrate(question, advance=advance)
     return network.beside_nothing() if options.mode == "waiting" else network
 
 

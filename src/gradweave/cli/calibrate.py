@@ -15,17 +15,18 @@ from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
 from gradweave.cli.arguments import names, operations, whole_number
 from gradweave.cli.clusters import (
     add_cluster_arguments,
-    asked_cluster,
+    asked_to_measure,
     check_under_torchrun,
     nodes_per_rack,
 )
+from gradweave.cli.parser import told
 from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
 from gradweave.costs import Curve, Fit, fit
 from gradweave.errors import RequestError
 from gradweave.lab import Cluster, ClusterSpec
 from gradweave.network import CollectiveCost, Network
 from gradweave.travel import parse_travel
-from gradweave.vocabulary import MIB, parse_bytes, parse_spec
+from gradweave.vocabulary import MIB, alternatives, parse_bytes, parse_spec
 
 # A line that is wrong by more than this somewhere does not describe the points.
 WORST_RESIDUAL = 0.25
@@ -41,11 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=names,
         default=["native"],
         metavar="A",
-        help="native, any of ours, or all; all-reduces also rounded, as ring+bf16 and ring+int8 "
-        "(default: native)",
+        help="native, any of ours (`gradweave list collectives`), or all; all-reduces also "
+        "rounded, as ring+bf16 and ring+int8 (default: native)",
     )
     what.add_argument(
-        "--largest", default="16MiB", metavar="S", help="the largest message (default: 16MiB)"
+        "--largest",
+        type=told(parse_bytes),
+        default="16MiB",
+        metavar="S",
+        help="the largest message, with its unit (default: 16MiB)",
     )
     what.add_argument(
         "--repeats",
@@ -54,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of each, in turn (default: 7)",
     )
-    add_cluster_arguments(parser, under_torchrun=True)
+    add_cluster_arguments(parser)
     parser.add_argument("--name", help="of the network (default: from the cluster)")
     parser.add_argument("--output", metavar="FILE", help="write the network to this file")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
@@ -75,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
         if len(options.nodes) > 1:
             raise RequestError("a calibration is of one cluster; give one number of --nodes")
         (nodes,) = options.nodes
-        spec = asked_cluster(options, nodes)
+        spec = asked_to_measure(options, nodes)
         question = _question(
             options, algorithms, options.name or cluster_name(spec), nodes_per_rack(options, nodes)
         )
@@ -118,9 +123,9 @@ def _algorithms(options: argparse.Namespace) -> tuple[str, ...]:
         if str(travel) == "native+int8":
             raise RequestError("backends have no sums of 8 bits; take ring+int8")
         if parse_spec(travel.collective).name not in {"native", *ours}:
+            others = alternatives(parse_spec(travel.collective).name, ["all", "native", *ours])
             raise RequestError(
-                f"no algorithm {name!r}; there are all, native, {', '.join(ours)}, and all-reduces "
-                "that are rounded, such as ring+bf16"
+                f"no algorithm {name!r}{others}, and all-reduces that are rounded, as ring+bf16"
             )
     return tuple(options.algorithm)
 
@@ -131,7 +136,7 @@ def _question(
     return CalibrationQuestion(
         name=name,
         ways=collectives.ways(options.op, algorithms),
-        largest_bytes=parse_bytes(options.largest),
+        largest_bytes=options.largest,
         repeats=options.repeats,
         nodes_per_rack=rack_nodes,
     )

@@ -10,14 +10,11 @@ from gradweave.lab import ClusterSpec
 _count = whole_number(least=1)
 
 
-def add_cluster_arguments(parser: argparse.ArgumentParser, *, under_torchrun: bool) -> None:
-    where = parser.add_argument_group(
-        "where", "without --nodes: in the group torchrun started" if under_torchrun else None
-    )
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_argument_group("where", "without --nodes: in the group torchrun started")
     where.add_argument(
         "--nodes",
         type=_counts,
-        required=not under_torchrun,
         metavar="N",
         help="nodes of an emulated cluster; several numbers are separated by commas",
     )
@@ -59,6 +56,14 @@ def add_link_arguments(where: argparse._ActionsContainer) -> None:
     )
 
 
+def asked_to_measure(options: argparse.Namespace, nodes: int) -> ClusterSpec:
+    """A cluster on which there is something to measure; RequestError where there is not."""
+    spec = asked_cluster(options, nodes)
+    if spec.world_size == 1:
+        raise RequestError("one rank sends no messages; give --nodes 2 or more")
+    return spec
+
+
 def asked_cluster(options: argparse.Namespace, nodes: int) -> ClusterSpec:
     return ClusterSpec(
         nodes=nodes,
@@ -79,6 +84,8 @@ def check_under_torchrun(options: argparse.Namespace) -> None:
     """That there is a group to measure in, and no option that only an emulated cluster knows."""
     if "RANK" not in os.environ:
         raise RequestError("--nodes is missing; give it, or start this by torchrun -m gradweave")
+    if os.environ.get("WORLD_SIZE") == "1":
+        raise RequestError("one rank sends no messages; have torchrun start two or more")
     for name in ("rate", "local_rate", "uplink_rate", "delay"):
         if getattr(options, name) is not None:
             raise RequestError(

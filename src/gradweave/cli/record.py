@@ -16,7 +16,7 @@ from gradweave.cli.arguments import whole_number
 from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
-    from gradweave.measure.backward import Recording
+    from gradweave.measure.backward import Recording, Spread
 
 WARMUP = 3
 
@@ -50,8 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from gradweave.measure.backward import record_trace
-    from gradweave.measure.models import build_model, loss_of, random_input
+    from gradweave.measure.models import build_model, loss_of, random_input, telling
+    from gradweave.measure.neighbours import Neighbours
 
+    neighbours = Neighbours()
     sys.path.insert(0, str(Path.cwd()))  # as `python -m` would, for a model of one's own
     inputs = [random_input(text) for text in options.input]
     model = build_model(options.model)
@@ -60,7 +62,8 @@ def run(options: argparse.Namespace) -> None:
 
         def step() -> None:
             model.zero_grad()
-            loss_of(model(*inputs)).backward()  # type: ignore[no-untyped-call]
+            with telling(f"the model does not train on --input {' --input '.join(options.input)}"):
+                loss_of(model(*inputs)).backward()  # type: ignore[no-untyped-call]
             advance()
 
         recording = record_trace(
@@ -78,6 +81,8 @@ def run(options: argparse.Namespace) -> None:
     else:
         _print(recording)
     _report(recording)
+    if (busy := neighbours.note()) is not None:
+        print(f"note: {busy}", file=sys.stderr)
 
 
 def _row(recording: "Recording") -> dict[str, object]:
@@ -87,7 +92,9 @@ def _row(recording: "Recording") -> dict[str, object]:
         "tensors": len(trace.tensors),
         "parameters": sum(tensor.elements for tensor in trace.tensors),
         "forward_s": trace.forward_s,
+        "forward_quartiles_s": recording.forward,
         "backward_s": trace.backward_s,
+        "backward_quartiles_s": recording.backward,
         "iterations": recording.iterations,
         "reordered": recording.reordered,
         "without_gradient": recording.without_gradient,
@@ -98,8 +105,9 @@ def _print(recording: "Recording") -> None:
     trace = recording.trace
     tensors = trace.tensors
     print_table(
-        f"{trace.name}: forward {milliseconds(trace.forward_s)} ms, backward "
-        f"{milliseconds(trace.backward_s)} ms, {len(tensors)} tensors",
+        f"{trace.name}: forward {_times(trace.forward_s, recording.forward)}, backward "
+        f"{_times(trace.backward_s, recording.backward)}, {len(tensors)} tensors; medians of "
+        f"{recording.iterations} iterations, and between what half of them lie",
         {
             "tensor": [tensor.name for tensor in tensors],
             "elements": [f"{tensor.elements:,}" for tensor in tensors],
@@ -107,6 +115,11 @@ def _print(recording: "Recording") -> None:
             "ready at ms": [f"{tensor.ready_s * 1e3:.3f}" for tensor in tensors],
         },
     )
+
+
+def _times(seconds: float, spread: "Spread") -> str:
+    low, high = map(milliseconds, spread)
+    return f"{milliseconds(seconds)} ms ({low} to {high})"
 
 
 def _report(recording: "Recording") -> None:

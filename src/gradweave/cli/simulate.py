@@ -3,6 +3,7 @@
 For every trace, network, collective, number of workers, passes and planner: merge the gradients as
 the planner says, then simulate one iteration. Examples:
 
+  gradweave simulate --trace resnet50 --network k80-10gbe --workers 4,16,64
   gradweave simulate --trace googlenet-k80 --network k80-10gbe --workers 16,64,256 \\
       --planner wfbp,single,mgwfbp,optimal --collective ring
   gradweave simulate --trace resnet50 --network gtopk-1gbe --workers 4,16,64,256,1024,2048 \\
@@ -22,12 +23,13 @@ from gradweave.cli.tables import (
     print_table,
     progress,
 )
+from gradweave.planning import planner_summary
 from gradweave.simulation import Jitter, Outcome
 from gradweave.simulation import run as run_case
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_job_arguments(parser, planners="wfbp,single,mgwfbp,optimal")
+    arguments.add_job_arguments(parser, planners="ddp,optimal")
     jitter = parser.add_argument_group("workers that differ")
     jitter.add_argument(
         "--jitter",
@@ -74,7 +76,14 @@ def run(options: argparse.Namespace) -> None:
     else:
         for _, group in groupby(outcomes, _job):
             _print(list(group))
+        _explain(options.planner)
     note_extrapolations(outcomes)
+
+
+def _explain(planners: Sequence[str]) -> None:
+    width = max(map(len, planners))
+    for name in dict.fromkeys(planners):
+        print(f"{name:{width}}  {planner_summary(name)}")
 
 
 def _jitter(options: argparse.Namespace) -> Jitter | None:

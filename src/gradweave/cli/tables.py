@@ -1,25 +1,29 @@
 """Tables for people, JSON for machines, progress and notes on stderr."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from gradweave.advice import Advice
+from gradweave.cli.fitting import Column, Kind, Placed, drawn_width, fit
 from gradweave.simulation import Outcome
 
 Item = TypeVar("Item")
 
-# Where no terminal sets a width, a table is as wide as it needs to be.
+# Where neither a terminal nor COLUMNS sets a width, a table is as wide as it needs to be.
 UNLIMITED_WIDTH = 400
+LEAST_WIDTH = 40
 
-TEXT_COLUMNS = frozenset(
+NAME_COLUMNS = frozenset(
     {
+        "name",
         "passes",
         "planner",
         "first tensor",
@@ -31,10 +35,10 @@ TEXT_COLUMNS = frozenset(
         "trace",
         "runtime",
         "way",
-        "changes in results",
-        "switched on by",
+        "method",
     }
 )
+TEXT_COLUMNS = frozenset({"changes in results", "switched on by", "what it is"})
 
 
 def print_json(rows: Any) -> None:
@@ -42,13 +46,40 @@ def print_json(rows: Any) -> None:
 
 
 def print_table(title: str, columns: Mapping[str, Sequence[str]]) -> None:
-    table = Table()
-    for name in columns:
-        table.add_column(name, justify="left" if name in TEXT_COLUMNS else "right")
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*(Text(cell) for cell in row))  # names are text, never markup
+    """As wide as there is space for, without cutting a number."""
+    space = _space()
+    fitted = fit([Column(name, tuple(of), _kind(name)) for name, of in columns.items()], space)
     print(title)
-    Console(width=None if sys.stdout.isatty() else UNLIMITED_WIDTH).print(table)
+    if fitted.same:
+        same = ", ".join(f"{name} {cell}" for name, cell in fitted.same.items())
+        print(f"in all rows: {same}")
+    for placed in fitted.tables:
+        _draw(placed, space)
+
+
+def _draw(placed: Sequence[Placed], space: int) -> None:
+    table = Table()
+    for column, width in placed:
+        side: JustifyMethod = "right" if column.kind == "number" else "left"
+        table.add_column(Text(column.name), justify=side, width=width, overflow="fold")
+    for row in zip(*(one.cells for one in placed), strict=True):
+        table.add_row(*(Text(cell) for cell in row))  # names are text, never markup
+    # What does not fit even so, the terminal folds; rich would cut it.
+    needed = drawn_width(one.width for one in placed)
+    Console(width=max(space, needed)).print(table)
+
+
+def _kind(column: str) -> Kind:
+    if column in TEXT_COLUMNS:
+        return "text"
+    return "name" if column in NAME_COLUMNS else "number"
+
+
+def _space() -> int:
+    """Of the terminal, or as the environment says."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return max(LEAST_WIDTH, Console().width)
+    return UNLIMITED_WIDTH
 
 
 def note_extrapolations(outcomes: Iterable[Outcome | Advice]) -> None:

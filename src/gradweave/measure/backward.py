@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from statistics import median
+from statistics import median, quantiles
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -23,11 +24,23 @@ from gradweave.torch_internals import all_requiring_grad, remove_gradient_hook
 from gradweave.trace import Tensor, Trace
 
 
+class Spread(NamedTuple):
+    """Between these lies what half of the iterations took; a quarter took less, a quarter more."""
+
+    low_s: float
+    high_s: float
+
+
 class Recording(Struct, frozen=True, kw_only=True):
-    """A trace, and what was not the same in every iteration."""
+    """A trace, and what was not the same in every iteration.
+
+    ``forward`` and ``backward`` say how far this rank's iterations lie apart.
+    """
 
     trace: Trace
     iterations: int
+    forward: Spread
+    backward: Spread
     reordered: int  # iterations in which gradients came in another order than in the first
     without_gradient: dict[str, int]  # in how many iterations, for parameters that lacked theirs
 
@@ -274,6 +287,8 @@ def _recording(
             times, parameters, name=name, batch_size=batch_size, iterations=len(observed)
         ),
         iterations=len(observed),
+        forward=_spread([one.forward_s for one in observed]),
+        backward=_spread([max(one.ready_s.values(), default=0.0) for one in observed]),
         reordered=sum(order != orders[0] for order in orders),
         without_gradient={
             name: missing
@@ -281,6 +296,13 @@ def _recording(
             if (missing := sum(name not in one.ready_s for one in observed))
         },
     )
+
+
+def _spread(times_s: list[float]) -> Spread:
+    if len(times_s) == 1:
+        return Spread(times_s[0], times_s[0])
+    low_s, _, high_s = quantiles(times_s, n=4, method="inclusive")
+    return Spread(low_s, high_s)
 
 
 def _median_ready_s(observed: list[Iteration], names: list[str]) -> dict[str, float]:

@@ -2,24 +2,30 @@
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from gradweave.errors import RequestError
+from gradweave.errors import GradweaveError, RequestError
+from gradweave.vocabulary import closest
 
 
 def build_model(text: str) -> nn.Module:
     """``package.module:factory``, called without arguments."""
-    module_name, colon, factory_name = text.partition(":")
-    if not colon:
+    module_name, _, factory_name = text.partition(":")
+    if not module_name or not factory_name:
         raise RequestError(f"{text!r} names no factory; write it as package.module:factory")
-    try:
-        factory = getattr(importlib.import_module(module_name), factory_name)
-    except (ImportError, AttributeError) as error:
-        raise RequestError(f"cannot find the model {text!r}: {error}") from None
-    model = factory()
+    with telling(f"cannot import the model {text!r}"):
+        module = importlib.import_module(module_name)
+    factory = getattr(module, factory_name, None)
+    if not callable(factory):
+        close = closest(factory_name, dir(module))
+        meant = "; name a function or class" if close is None else f", did you mean {close}?"
+        raise RequestError(f"{module_name!r} has no factory {factory_name!r}{meant}")
+    with telling(f"{text!r} could not be called without arguments"):
+        model = factory()
     if not isinstance(model, nn.Module):
         raise RequestError(f"{text!r} returned a {type(model).__name__}, not a torch module")
     return model
@@ -33,9 +39,22 @@ def random_input(text: str) -> torch.Tensor:
         raise RequestError(
             f"{text!r} is no input; write 32x3x224x224, or 32x128:50000 for integers"
         )
-    if match[2] is None:
-        return torch.randn(shape)
-    return torch.randint(int(match[2]), shape)
+    with telling(f"there is no input {text!r}"):
+        if match[2] is None:
+            return torch.randn(shape)
+        return torch.randint(int(match[2]), shape)
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Make whatever goes wrong in a user's code one line, which begins with ``what``."""
+    try:
+        yield
+    except GradweaveError:
+        raise
+    except Exception as error:
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise RequestError(f"{what}: {type(error).__name__}{said and ': '}{said}") from error
 
 
 def loss_of(output: object) -> torch.Tensor:
