@@ -129,6 +129,7 @@ def print_results():
             Result(
                 trace=trace,
                 runtime=runtime,
+                workers=nodes,
                 nodes=nodes,
                 ranks_per_node=1,
                 rate="1gbit",

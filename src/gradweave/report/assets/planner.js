@@ -107,7 +107,7 @@ function priceAmong(price, workers, startups, perByte) {
   };
 }
 
-/** What a message costs of whose bytes this share is sent. */
+/** The price of a message of whose bytes this share is sent. */
 function onWire(cost, share) {
   return isLine(cost)
     ? { startup_s: cost.startup_s, s_per_byte: share * cost.s_per_byte }
