@@ -39,7 +39,7 @@ def test_the_demo(capsys, small, tmp_path):
     """A minute: four jobs import torch, and two wrappers plan for real."""
     assert main(["demo", "--output", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    parts = ["1. What one", "2. How", "3. Real training", "4. The same", "5. The page"]
+    parts = ["1. What one", "2. How", "3. Real training", "4. resnet20 again", "5. The page"]
     places = [said.index(part) for part in parts]
     assert places == sorted(places)
     bars = said[places[0] : places[1]]
