@@ -40,6 +40,7 @@ from gradweave.lab import Cluster, ClusterSpec
 from gradweave.network import Network
 from gradweave.presets import load_trace
 from gradweave.report.runtimes import explained, is_lossy
+from gradweave.report.sentences import counted
 from gradweave.results import LossSeries, Result
 from gradweave.runs import Prediction, RunFolder
 from gradweave.trace import Trace
@@ -67,7 +68,7 @@ REAL = RealQuestion(
     runtimes=(TORCH, OURS),
     model="small-cnn",
     least_steps=60,
-    batch_size=64,
+    batch_size=128,
     learning_rate=0.02,
     steps_when_settled=40,
     for_folder=True,
@@ -414,7 +415,8 @@ def _more_or_less(share: float) -> str:
 def _apart(row: Result) -> str:
     return (
         f"Apart, because it changes the training: {row.runtime}, {explained(row.runtime)}: "
-        f"{row.messages} messages, {milliseconds(row.iteration_s)} ms, {row.speedup:.2f}x."
+        f"{counted(row.messages, 'message')}, {milliseconds(row.iteration_s)} ms, "
+        f"{row.speedup:.2f}x."
     )
 
 
