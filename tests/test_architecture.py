@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"bench"},
     {"report"},
-    {"hooks"},
+    {"checkpoint", "hooks"},
     {"runtime"},
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},
@@ -44,6 +44,7 @@ LAYERS: list[set[str]] = [
 ]
 WITH_TORCH = {
     "bench",
+    "checkpoint",
     "comm",
     "hooks",
     "measure",

@@ -233,6 +233,25 @@ def changes_in_place(tensor: torch.Tensor) -> int:
     return tensor._version  # noqa: SLF001
 
 
+# Of a subclass of tensors: computing with it gives plain ones, and takes no longer.
+plain_results = torch._C._disabled_torch_function_impl  # noqa: SLF001
+
+
+class RefusesStateDictFunctions:
+    """A module whose parameters torch.distributed.checkpoint's get_state_dict would misread.
+
+    That and the functions beside it ask every module on the way to a parameter how to name what is
+    in it, if it says; nobody else asks. Here they are told that they cannot be used.
+    """
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        raise RequestError(
+            "torch.distributed.checkpoint.state_dict takes shards for whole tensors; give "
+            "torch.distributed.checkpoint gradweave.TrainingState(model, optimizer), or the "
+            "model's own state_dict()"
+        )
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether the model or a part of it was compiled, by torch.compile or by its own method."""
     return any(

@@ -377,9 +377,9 @@ def test_a_recipe_has_a_text_and_a_dictionary_of_its_own():
 
 def test_what_is_no_recipe_is_one_line():
     recipe = files.read(GOLDEN / "recipe-4.json", Recipe)
-    with pytest.raises(FormatError, match="^recipe: workers: Expected `int`, got `str`"):
+    with pytest.raises(FormatError, match=r"^recipe: workers: Expected `int`, got `str`"):
         Recipe.from_dict({**recipe.to_dict(), "workers": "two"})
-    with pytest.raises(FormatError, match="^recipe: schema: expected 'gradweave.recipe/4', found"):
+    with pytest.raises(FormatError, match=r"^recipe: schema: expected 'gradweave.recipe/4', found"):
         Recipe.from_dict({})
-    with pytest.raises(FormatError, match="^recipe: not complete JSON"):
+    with pytest.raises(FormatError, match=r"^recipe: not complete JSON"):
         Recipe.from_text(recipe.to_text()[:-3])

@@ -431,6 +431,11 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._drop_own_hook(why)
         super().register_comm_hook(state, hook)
 
+    @property
+    def is_sparsified(self) -> bool:
+        """Whether only the largest elements of gradients travel."""
+        return self._sparse is not None
+
     def sparse_state_dict(self) -> dict[str, Any]:
         """Residuals, velocities and schedule position of this rank, after the optimizer's step.
 

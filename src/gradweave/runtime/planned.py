@@ -55,10 +55,11 @@ class Planned:
 
     def recipe(self) -> Recipe:
         """What a restart can be given as ``plan``."""
-        return self.findings().recipe(
+        found = self.findings()
+        return found.recipe(
             workers=self.process_group.size(),
             device=device_name(self._device),
-            why_not=self.explain(),
+            why_not="" if found.are_reusable else self.explain(),
         )
 
     def timeline(self) -> Timeline:

@@ -39,11 +39,17 @@ from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.runtime.plan_cache import PlanCache, open_cache, watching
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
+from gradweave.runtime.shards import OwnedPart
 from gradweave.runtime.step_clock import StepClock
 from gradweave.runtime.tensors import batch_size
 from gradweave.session.session import Session
 from gradweave.session.task import PlanningTask
-from gradweave.torch_internals import FOR_BACKWARD_CALLBACKS, is_compiled, require
+from gradweave.torch_internals import (
+    FOR_BACKWARD_CALLBACKS,
+    RefusesStateDictFunctions,
+    is_compiled,
+    require,
+)
 from gradweave.vocabulary import MIB
 
 # Until there is a plan: as torch's own wrapper.
@@ -51,7 +57,7 @@ FIRST_BUCKET_BYTES = 25 * MIB
 BASELINE = "the first buckets"
 
 
-class ShardedDataParallel(Planned, nn.Module):
+class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
     """A wrapper whose ``parameters()`` are this rank's shards of the model's.
 
     Wrap the model, then make the optimizer from ``wrapper.parameters()`` (``named_parameters()``
@@ -273,6 +279,20 @@ class ShardedDataParallel(Planned, nn.Module):
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """This rank's part of it."""
         self._engine.load_whole_state(optimizer, state)
+
+    def owned(self, name: str) -> OwnedPart | None:
+        """Which elements of a parameter this rank updates by the present plan.
+
+        None for one that was frozen when the model was wrapped: it is not sharded.
+        """
+        return self._engine.shards.owned(name) if name in self._full else None
+
+    def know(self, optimizer: Optimizer) -> None:
+        """What the optimizer keeps has been given to it: it goes with its elements from now on.
+
+        Optimizers of torch's that have taken a step are known.
+        """
+        self._engine.know(optimizer)
 
     def _open_cache(self, options: Options) -> PlanCache | None:
         return open_cache(
