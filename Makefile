@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint bench report results presets clean
+.PHONY: demo test test-long test-torch lint bench report results presets clean
 
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
@@ -15,6 +15,20 @@ test: lint
 # What takes long: torch's own tests with our class, all habits of its users, ranks that die.
 test-long: $(INSTALLED)
 	$(BIN)/pytest -m long
+
+# The tests that depend on torch, with another version of it, in an environment of its own:
+# `make test-torch VERSION=2.14.1`. Everything else is pinned as ever (docs/torch-versions.md).
+VERSION ?= 2.13.0
+TORCH_VENV := .venv-torch-$(VERSION)
+test-torch: $(TORCH_VENV)/.installed
+	$(TORCH_VENV)/bin/pytest tests/runtime tests/checkpoint tests/sparse tests/comm tests/test_architecture.py
+
+$(TORCH_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TORCH_VENV)
+	sed 's/^torch==.*/torch==$(VERSION)/' constraints.txt > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check \
+		--constraint $(TORCH_VENV)/constraints.txt --editable '.[dev]'
+	touch $@
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
@@ -46,4 +60,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* build .pytest_cache .mypy_cache .ruff_cache .hypothesis
