@@ -42,6 +42,27 @@ def test_each_rank_has_its_address_and_each_node_its_name(two_by_two, ranks_prog
     assert len({row["MASTER_PORT"] for row in rows}) == 1
 
 
+AGENT = """
+import os, socket
+told = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME"}
+socket.create_server((socket.gethostbyname(socket.gethostname()), 0)).close()
+print(socket.gethostname(), os.environ["ODD"], *told & set(os.environ))
+"""
+
+
+def test_an_agent_is_started_once_on_each_node_and_told_of_no_ranks(two_by_two, ranks_program):
+    found = printed(two_by_two, ranks_program(AGENT), env={"ODD": "1"}, once_per_node=True)
+    assert found == [["node0 1"], [], ["node1 1"], []]
+
+
+def test_agents_that_fail_are_named_by_their_nodes(two_by_two):
+    script = "[ $(hostname) = node1 ] && echo broken && exit 7; exec sleep 600"
+    result = two_by_two.start(["sh", "-c", script], once_per_node=True).wait(LIMIT_S)
+    assert [found.node for found in result.exits] == [0, 1]
+    assert (result.first_failure.node, result.first_failure.last_lines) == (1, ("broken",))
+    assert result.exit_code == 7
+
+
 def test_lines_are_whole_and_in_order(two_by_two, ranks_program):
     source = "for n in range(300): print(n)\nprint('no end', end='')"
     expected = [*map(str, range(300)), "no end"]

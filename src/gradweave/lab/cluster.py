@@ -21,6 +21,7 @@ from gradweave.lab.spec import (
     INTERFACE,
     ClusterSpec,
     MeetingPoint,
+    agent_environment,
     checked_rate,
     rank_environment,
 )
@@ -65,16 +66,20 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         on_line: Callable[[OutputLine], None] | None = None,
         keep_going: bool = False,
+        once_per_node: bool = False,
     ) -> Job:
         """Run ``command`` on every rank, with ``env`` added to this process's environment.
 
         The first rank that fails ends the others, unless they ``keep_going``. ``on_line`` sees
-        each line that a rank writes; it is called in another thread.
+        each line that a rank writes; it is called in another thread. ``once_per_node`` is for
+        torchrun's agents, which make ranks themselves: the command is started where each node's
+        first rank would be, and told nothing of ranks.
         """
         number = len(self._jobs)
         pipes: list[RankPipes] = []
         try:
-            for request in self._start_requests(number, command, env or {}):
+            starting = self._start_requests(number, command, env or {}, once_per_node=once_per_node)
+            for request in starting:
                 pipes.append(RankPipes(request.rank))
                 self._ask(request, pipes[-1].theirs)
                 pipes[-1].close_theirs()
@@ -135,11 +140,10 @@ class Cluster:
         return node
 
     def _start_requests(
-        self, job: int, command: Sequence[str], env: Mapping[str, str]
+        self, job: int, command: Sequence[str], env: Mapping[str, str], *, once_per_node: bool
     ) -> list[StartRank]:
         program = _program(command)
-        base = {**os.environ, **env}
-        meeting = self._meeting_point(job)
+        environments = self._environments(job, {**os.environ, **env}, once_per_node=once_per_node)
         return [
             StartRank(
                 job=job,
@@ -147,15 +151,25 @@ class Cluster:
                 program=os.fsencode(program),
                 arguments=[os.fsencode(argument) for argument in command],
                 environment={
-                    os.fsencode(name): os.fsencode(value)
-                    for name, value in rank_environment(
-                        self.spec, rank, base=base, meeting=meeting
-                    ).items()
+                    os.fsencode(name): os.fsencode(value) for name, value in environment.items()
                 },
                 directory=os.fsencode(Path.cwd()),
             )
-            for rank in range(self.spec.world_size)
+            for rank, environment in environments.items()
         ]
+
+    def _environments(
+        self, job: int, base: Mapping[str, str], *, once_per_node: bool
+    ) -> dict[int, dict[str, str]]:
+        """By the ranks as which the command is started."""
+        if once_per_node:
+            agents = (self.spec.ranks_of(node)[0] for node in range(self.spec.nodes))
+            return dict.fromkeys(agents, agent_environment(base))
+        meeting = self._meeting_point(job)
+        return {
+            rank: rank_environment(self.spec, rank, base=base, meeting=meeting)
+            for rank in range(self.spec.world_size)
+        }
 
     def _meeting_point(self, job: int) -> MeetingPoint:
         """Each job has its own port: two may run at once."""

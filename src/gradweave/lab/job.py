@@ -65,7 +65,7 @@ class Job:
     ) -> None:
         self._number, self._pipes, self._spec, self._control = number, pipes, spec, control
         self._on_line, self._keep_going = on_line, keep_going
-        self._last_lines = [deque[str](maxlen=KEPT_LINES) for _ in pipes]
+        self._last_lines = {own.rank: deque[str](maxlen=KEPT_LINES) for own in pipes}
         self._exits: list[RankExit] = []  # in order of time
         self._error: Exception | None = None
         self._thread = Thread(target=self._watch, name=f"lab job {number}", daemon=True)

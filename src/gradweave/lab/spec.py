@@ -90,9 +90,7 @@ def rank_environment(
 ) -> dict[str, str]:
     """``base`` with what torchrun would add, and defaults for many ranks on few cores."""
     return {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",  # or lines would come when the rank ends
-        **base,
+        **agent_environment(base),
         "RANK": str(rank),
         "WORLD_SIZE": str(spec.world_size),
         "LOCAL_RANK": str(rank % spec.ranks_per_node),
@@ -101,6 +99,15 @@ def rank_environment(
         "MASTER_ADDR": meeting.address,
         "MASTER_PORT": str(meeting.port),
         "GLOO_SOCKET_IFNAME": meeting.interface,
+    }
+
+
+def agent_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """``base`` with defaults for many ranks on few cores."""
+    return {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",  # or lines would come when the rank ends
+        **base,
     }
 
 
