@@ -23,6 +23,7 @@ from gradweave.checkpoint.sparse_state import loaded_sparse_state, sparse_state
 from gradweave.errors import FormatError, RequestError
 from gradweave.recipe import Recipe
 from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave.runtime.plan_source import device_name
 from gradweave.runtime.planned import Planned
 from gradweave.runtime.sharded import ShardedDataParallel
 from gradweave.runtime.shards import OwnedPart
@@ -194,6 +195,10 @@ def _name(key: str) -> str:
 
 def _recipe_text(model: nn.Module) -> str:
     """Return the recipe as text; empty where planning has not come to one."""
-    if isinstance(model, Planned) and model.findings().are_reusable:
-        return model.recipe().to_text()
-    return ""
+    if not isinstance(model, Planned) or not model.findings().are_reusable:
+        return ""
+    device = next(model.parameters()).device
+    recipe = model.findings().recipe(
+        workers=model.process_group.size(), device=device_name(device), why_not=""
+    )
+    return recipe.to_text()

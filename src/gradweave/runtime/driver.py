@@ -179,12 +179,17 @@ class Driver:
 
     def _abandon(self, error: Exception) -> None:
         """Others can no longer be heard. Those that have this rank's part may go on without it."""
+        where = f"rank {self._board.rank}, step {self._steps + 1}"
         if self._has_said and self._board.rank != 0:
-            raise CollectiveError(
-                f"rank {self._board.rank}: the store of the process group cannot be reached, and "
-                f"other ranks may change their buckets: {error}; start again, or give a plan"
-            ) from error
-        logger.warning("planning ends, buckets stay: other ranks cannot be reached: %s", error)
+            failure = CollectiveError(
+                f"{where}: the store of the process group cannot be reached, and other ranks may "
+                f"change their buckets: {error}; start again, or give a plan"
+            )
+            logger.error("%s", failure)
+            raise failure from error
+        logger.warning(
+            "%s: planning ends, buckets stay: other ranks cannot be reached: %s", where, error
+        )
         self.session.abandon("other ranks cannot be reached")
         self._engine.stop_noting()
         self.close()

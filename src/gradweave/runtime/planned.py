@@ -55,11 +55,10 @@ class Planned:
 
     def recipe(self) -> Recipe:
         """What a restart can be given as ``plan``."""
-        found = self.findings()
-        return found.recipe(
+        return self.findings().recipe(
             workers=self.process_group.size(),
             device=device_name(self._device),
-            why_not="" if found.are_reusable else self.explain(),
+            why_not=self.explain(),
         )
 
     def timeline(self) -> Timeline:

@@ -7,6 +7,7 @@ Together that is one all-reduce, half of it hidden behind forward, and the optim
 a shard only.
 """
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from gradweave.comm.groups import world_group
 from gradweave.comm.lanes import LANES
 from gradweave.comm.own_group import OwnGroup
 from gradweave.comm.small_messages import broadcast_bytes, group_device, ranks_that_differ
-from gradweave.errors import RequestError
+from gradweave.errors import CollectiveError, RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.clocks import clock_for
 from gradweave.measure.spans import SpanRecorder
@@ -51,6 +52,8 @@ from gradweave.torch_internals import (
     require,
 )
 from gradweave.vocabulary import MIB
+
+logger = logging.getLogger(__name__)
 
 # Until there is a plan: as torch's own wrapper.
 FIRST_BUCKET_BYTES = 25 * MIB
@@ -182,10 +185,19 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         if self._driver is not None and torch.is_grad_enabled():
             self._driver.forward_begins(batch_size(inputs))
         if is_synchronised and self.broadcast_buffers:
-            broadcast_bytes(list(self.module.buffers()), self.process_group)
+            self._broadcast_buffers()
         output = self._engine.call(*inputs, **kwargs)
         self._engine.end_forward(is_synchronised=is_synchronised)
         return output
+
+    def _broadcast_buffers(self) -> None:
+        try:
+            broadcast_bytes(list(self.module.buffers()), self.process_group)
+        except Exception as error:
+            assert self._clock is not None, "a sharded wrapper is not copied"
+            where = f"rank {self.process_group.rank()}, step {self._clock.begun}, buffers"
+            logger.error("%s: %s", where, error)  # noqa: TRY400 it is raised, too
+            raise CollectiveError(f"{where}: {error}") from error
 
     def end_step(self) -> None:
         """Optimizers have stepped all shards; all ranks come here alike, so buckets may change."""
