@@ -35,7 +35,7 @@ from gradweave.runtime.shards import Shards
 from gradweave.runtime.step_clock import StepClock
 from gradweave.session.commands import SimpleBuckets
 from gradweave.step_hooks import update, watch_steps
-from gradweave.torch_internals import watch_clipping
+from gradweave.torch_internals import named_range, watch_clipping
 from gradweave.vocabulary import Operation
 
 logger = logging.getLogger(__name__)
@@ -274,7 +274,9 @@ class FlatEngine:
 
     def _send(self, number: int) -> None:
         is_sharded = self._buckets[number].passes == "both"
-        self._sent.append(self._submit("reduce-scatter" if is_sharded else "all-reduce", number))
+        with named_range("gradweave: bucket %d leaves", number + 1):
+            sent = self._submit("reduce-scatter" if is_sharded else "all-reduce", number)
+        self._sent.append(sent)
 
     def _finish_pass(self) -> None:
         """Backward has ended; so must the reduce-scatters, for the optimizer comes next."""
