@@ -1,7 +1,7 @@
 """Training with workers that load data, beside our threads.
 
-``python loading.py HOW WRAPPER EPOCHS``: HOW is fork, spawn or here (no workers). Workers begin anew
-for each epoch: while steps are recorded, messages probed and plans tried, and after that.
+``python loading.py HOW WRAPPER EPOCHS``: HOW is fork, spawn or here (no workers). Workers begin
+anew for each epoch: while steps are recorded, messages probed and plans tried, and after that.
 """
 
 import sys
