@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint bench report results presets clean
+.PHONY: demo test test-long test-torch test-pure package lint bench report results presets clean
 
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
@@ -15,6 +15,46 @@ test: lint
 # What takes long: torch's own tests with our class, all habits of its users, ranks that die.
 test-long: $(INSTALLED)
 	$(BIN)/pytest -m long
+
+# The tests that depend on torch, with another version of it, in an environment of its own:
+# `make test-torch VERSION=2.14.1`. Everything else is pinned as ever (docs/torch-versions.md).
+VERSION ?= 2.13.0
+TORCH_VENV := .venv-torch-$(VERSION)
+test-torch: $(TORCH_VENV)/.installed
+	$(TORCH_VENV)/bin/pytest tests/runtime tests/checkpoint tests/sparse tests/comm tests/test_architecture.py
+
+$(TORCH_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TORCH_VENV)
+	sed 's/^torch==.*/torch==$(VERSION)/' constraints.txt > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check \
+		--constraint $(TORCH_VENV)/constraints.txt --editable '.[dev]'
+	touch $@
+
+# The tests that need no torch, with another Python: `make test-pure PYTHON=python3.13`.
+PURE_VENV := .venv-pure-$(notdir $(PYTHON))
+test-pure: $(PURE_VENV)/.installed
+	$(PURE_VENV)/bin/pytest tests/unit tests/session tests/lab \
+		--ignore tests/unit/test_costs.py --ignore tests/session/test_compression_worth.py
+
+$(PURE_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PURE_VENV)
+	$(PURE_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PURE_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		hypothesis msgspec numpy pyroute2 pytest pytest-xdist rich
+	touch $@
+
+# Source distribution and wheel in DIST, the wheel made from the source distribution, and both checked.
+DIST ?= dist
+PACKAGE_VENV := .venv-package
+package: $(PACKAGE_VENV)/.installed
+	rm -f $(DIST)/gradweave-*.whl $(DIST)/gradweave-*.tar.gz
+	$(PACKAGE_VENV)/bin/python -m build --no-isolation --outdir $(DIST)
+	$(PACKAGE_VENV)/bin/twine check --strict $(DIST)/gradweave-*
+
+$(PACKAGE_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PACKAGE_VENV)
+	$(PACKAGE_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build setuptools twine
+	touch $@
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
@@ -46,4 +86,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .venv-pure-* $(PACKAGE_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"bench"},
     {"report"},
-    {"hooks"},
+    {"checkpoint", "hooks"},
     {"runtime"},
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},
@@ -32,7 +32,9 @@ LAYERS: list[set[str]] = [
     {"runs"},
     {"files"},
     {"remembered"},
-    {"kept", "recipe", "upgrades"},
+    {"kept", "recipe"},
+    {"documents"},
+    {"upgrades"},
     {"network", "phases", "plan", "results", "timeline"},
     {"trace"},
     {"costs", "travel"},
@@ -42,6 +44,7 @@ LAYERS: list[set[str]] = [
 ]
 WITH_TORCH = {
     "bench",
+    "checkpoint",
     "comm",
     "hooks",
     "measure",

@@ -33,6 +33,7 @@ from gradweave.timeline import Span, Timeline
 from gradweave.trace import Tensor, Trace
 
 if TYPE_CHECKING:
+    from gradweave.checkpoint.training_state import TrainingState, saved_recipe
     from gradweave.measure.backward import record_trace
     from gradweave.measure.network import calibrate
     from gradweave.runtime.ddp import DistributedDataParallel
@@ -47,8 +48,10 @@ WITH_TORCH = {
     "Densities": "gradweave.sparse.warmup",
     "GTopK": "gradweave.sparse.settings",
     "TopK": "gradweave.sparse.settings",
+    "TrainingState": "gradweave.checkpoint.training_state",
     "calibrate": "gradweave.measure.network",
     "record_trace": "gradweave.measure.backward",
+    "saved_recipe": "gradweave.checkpoint.training_state",
     "watch": "gradweave.runtime.watched",
 }
 
@@ -79,6 +82,7 @@ __all__ = [
     "Timeline",
     "TopK",
     "Trace",
+    "TrainingState",
     "UnknownCost",
     "calibrate",
     "load_network",
@@ -86,6 +90,7 @@ __all__ = [
     "make_plan",
     "read",
     "record_trace",
+    "saved_recipe",
     "simulate",
     "watch",
     "write",

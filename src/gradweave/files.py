@@ -1,26 +1,22 @@
 """Every value as a JSON file that names its schema; strict to read, written whole or not at all."""
 
-import json
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
-
+from gradweave.documents import from_document, one_row_per_item, parsed, to_document
 from gradweave.errors import FormatError, RequestError
 from gradweave.kept import Account, Steps
 from gradweave.network import Network
 from gradweave.plan import Plan
-from gradweave.recipe import Recipe
+from gradweave.recipe import RECIPE_SCHEMA, Recipe
 from gradweave.remembered import Remembered
 from gradweave.results import Losses, Results
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
-from gradweave.upgrades import UPGRADES
 
 Value = TypeVar(
     "Value", Trace, Network, Plan, Timeline, Results, Losses, Steps, Account, Recipe, Remembered
@@ -38,7 +34,7 @@ SCHEMAS: dict[type, str] = {
     Losses: "gradweave.losses/2",
     Steps: "gradweave.steps/1",
     Account: "gradweave.account/1",
-    Recipe: "gradweave.recipe/4",
+    Recipe: RECIPE_SCHEMA,
     Remembered: "gradweave.remembered/3",  # a new one with every recipe; older ones are not read
 }
 
@@ -53,33 +49,18 @@ def read(path: str | os.PathLike[str], kind: type[Value]) -> Value:
 
 def holds(path: str | os.PathLike[str], kind: type[Value]) -> bool:
     """Whether the file names the schema of this kind, in any version."""
-    document = _parsed(read_text(path), origin=str(path))
+    document = parsed(read_text(path), origin=str(path))
     schema = document.get("schema") if isinstance(document, dict) else None
     return str(schema).partition("/")[0] == SCHEMAS[kind].partition("/")[0]
 
 
 def loads(text: str, kind: type[Value], *, origin: str) -> Value:
     """``origin`` is what error messages call the text."""
-    document = _parsed(text, origin=origin)
-    expected = SCHEMAS[kind]
-    found = document.pop("schema", None) if isinstance(document, dict) else None
-    while isinstance(found, str) and found in UPGRADES:
-        found, upgrade = UPGRADES[found]
-        document = upgrade(document)
-    if found != expected:
-        raise FormatError(f"{origin}: schema: expected {expected!r}, found {found!r}")
-    try:
-        value = msgspec.convert(document, kind)
-    except msgspec.ValidationError as error:
-        raise FormatError(f"{origin}: {_field_first(str(error), document)}") from None
-    if missing := _first_missing(document, msgspec.to_builtins(value)):
-        raise FormatError(f"{origin}: {missing} is missing; files have no defaults")
-    return value
+    return from_document(parsed(text, origin=origin), kind, schema=SCHEMAS[kind], origin=origin)
 
 
 def dumps(value: AnyValue) -> str:
-    document = {"schema": SCHEMAS[type(value)], **msgspec.to_builtins(value)}
-    return _one_row_per_item(document)
+    return one_row_per_item(to_document(value, SCHEMAS[type(value)]))
 
 
 def write(path: str | os.PathLike[str], value: AnyValue) -> None:
@@ -127,72 +108,3 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _parsed(text: str, *, origin: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_without_duplicates)
-    except json.JSONDecodeError as error:
-        raise FormatError(
-            f"{origin}: not complete JSON ({error.msg} at line {error.lineno} "
-            f"column {error.colno}); is the file truncated?"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{origin}: {error}") from None
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON lets a key stand twice and the last one win; a person meant one of them."""
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {twice!r} stands twice in one object")
-    return document
-
-
-def _field_first(message: str, document: Any) -> str:
-    """msgspec ends with `` - at `$.tensors[3].elements```; people look for the field first."""
-    message = message.replace("\n", "\\n")
-    match = re.fullmatch(r"(.*) - at `\$\.?(.*?)`", message)
-    if match is None:
-        return message
-    found = _look_up(document, match[2])
-    value = f", the value is {found!r}" if isinstance(found, str | int | float) else ""
-    return f"{match[2]}: {match[1]}{value}" if match[2] else f"{match[1]}{value}"
-
-
-def _first_missing(found: Any, whole: Any, path: str = "") -> str | None:
-    """The path of a key that ``found`` leaves to a default."""
-    if isinstance(whole, dict):
-        for key, value in whole.items():
-            place = f"{path}.{key}".lstrip(".")
-            missing = place if key not in found else _first_missing(found[key], value, place)
-            if missing:
-                return missing
-    elif isinstance(whole, list | tuple):
-        for index, (one, value) in enumerate(zip(found, whole, strict=True)):
-            if missing := _first_missing(one, value, f"{path}[{index}]"):
-                return missing
-    return None
-
-
-def _look_up(document: Any, path: str) -> Any:
-    try:
-        for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
-            document = document[int(index)] if index else document[key]
-    except (KeyError, IndexError, TypeError):
-        return None
-    return document
-
-
-def _one_row_per_item(document: dict[str, Any]) -> str:
-    """Short enough to read, and a changed tensor is a changed line in a diff."""
-    fields = []
-    for key, value in document.items():
-        if isinstance(value, list | tuple) and value:
-            rows = ",\n  ".join(json.dumps(item, ensure_ascii=False) for item in value)
-            fields.append(f" {json.dumps(key)}: [\n  {rows}\n ]")
-        else:
-            fields.append(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
-    return "{\n" + ",\n".join(fields) + "\n}\n"

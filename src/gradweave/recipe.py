@@ -1,10 +1,16 @@
 """What a restart can reuse: the plan, and what it was made from."""
 
+from collections.abc import Mapping
+from typing import Any, Self
+
 from msgspec import Struct
 
+from gradweave.documents import from_document, one_row_per_item, parsed, to_document
 from gradweave.network import Network
 from gradweave.plan import Plan
 from gradweave.trace import Trace
+
+RECIPE_SCHEMA = "gradweave.recipe/4"
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,3 +30,21 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.device != device:
             return f"it was made on {self.device}, not {device}"
         return None
+
+    def to_text(self) -> str:
+        """Return what a file of it has, for whatever keeps texts, such as a checkpoint."""
+        return one_row_per_item(self.to_dict())
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Return the recipe of such a text, also of one that an older version has written."""
+        return cls.from_dict(parsed(text, origin="recipe"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as numbers, texts, lists and dictionaries."""
+        return to_document(self, RECIPE_SCHEMA)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """Return the recipe of such a dictionary, also of an older version's."""
+        return from_document(document, cls, schema=RECIPE_SCHEMA, origin="recipe")

@@ -5,9 +5,11 @@ private names elsewhere. ``missing`` says which of them this version of torch la
 one asks it when a model is wrapped, and says so in one line instead of failing somewhere inside.
 """
 
+import inspect
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from operator import attrgetter
 from threading import RLock
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torch.autograd import profiler
 from torch.autograd.variable import Variable
 from torch.distributed import HashStore, Logger, Reducer, Store  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
@@ -38,12 +41,42 @@ FOR_OTHER_BUCKETS = (
     "distributed.Logger._set_static_graph",
     "distributed.Logger.set_construction_data_and_log",
     "nn.parallel.DistributedDataParallel._check_reducer_finalized",
-    "nn.parallel.distributed._BucketCapacityConfig",
 )
 FOR_BACKWARD_CALLBACKS = (
     "autograd.Variable._execution_engine.queue_callback",
     "_C._current_graph_task_id",
 )
+
+# Options of reducers that other buckets cannot do without, and those that a version may not have:
+# these are given what the wrapper was given.
+NEEDED_OF_REDUCERS = (
+    "expect_sparse_gradients",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "param_to_name_mapping",
+    "bucket_bytes_cap_list",
+)
+PASSED_TO_REDUCERS = (
+    "skip_all_reduce_unused_params",
+    "batched_grad_copy",  # from 2.12 on
+    "lazy_bucket_allocation",  # from 2.15 on
+)
+# Options of torch's wrapper that other buckets follow, or that have nothing to do with buckets.
+FOLLOWED = {
+    "device_ids",
+    "output_device",
+    "dim",
+    "broadcast_buffers",
+    "forward_sync_buffers",
+    "init_sync",
+    "process_group",
+    "bucket_cap_mb",
+    "find_unused_parameters",
+    "check_reduction",
+    "gradient_as_bucket_view",
+    "static_graph",
+    *PASSED_TO_REDUCERS,
+}
 
 HOST = torch.device("cpu")
 
@@ -65,6 +98,38 @@ def require(names: Iterable[str]) -> None:
 
 
 # --- The reducer of torch's wrapper -------------------------------------------------------------
+
+
+def why_no_other_buckets(signature: str | None = None) -> str | None:
+    """Say in words what this torch lacks for other buckets; None where it has everything.
+
+    ``signature`` is that of reducers, which are compiled: only their documentation has it.
+    """
+    known = reducer_options(signature)
+    for name in NEEDED_OF_REDUCERS:
+        if name not in known:
+            return f"torch {torch.__version__} has reducers without {name}, which this needs"
+    return missing(FOR_OTHER_BUCKETS)
+
+
+def reducer_options(signature: str | None = None) -> set[str]:
+    """Return the names of what reducers of this torch, or of such a signature, can be given."""
+    if signature is None:
+        signature = Reducer.__init__.__doc__ or ""
+    return set(re.findall(r"(\w+): ", signature))
+
+
+def unfollowed_options(given: Mapping[str, object]) -> list[str]:
+    """Return those of the wrapper's options that mean something other buckets know nothing of.
+
+    They are of a later version of torch; whoever gives its default gives nothing.
+    """
+    defaults = inspect.signature(TorchDDP.__init__).parameters
+    return [
+        name
+        for name, value in given.items()
+        if name not in FOLLOWED and (name not in defaults or value != defaults[name].default)
+    ]
 
 
 def replace_reducer(
@@ -97,7 +162,7 @@ def replace_reducer(
             gradient_as_bucket_view=ddp.gradient_as_bucket_view,
             param_to_name_mapping=dict(enumerate(names)),
             bucket_bytes_cap_list=sizes,
-            **_known_options(ddp),
+            **passed_on(ddp),
         )
     _give_reducer(ddp, reducer)
     if ddp.static_graph or not ddp.find_unused_parameters:  # otherwise torch keeps its first ones
@@ -114,11 +179,10 @@ def _rebuild_alone(reducer: Reducer, group: dist.ProcessGroup, device: torch.dev
     reducer._update_process_group(group)  # noqa: SLF001
 
 
-def _known_options(ddp: TorchDDP) -> dict[str, Any]:
+def passed_on(ddp: object, signature: str | None = None) -> dict[str, Any]:
     """Options of reducers that not every version of torch has, with what the wrapper was given."""
-    signature = Reducer.__init__.__doc__ or ""
-    names = ("skip_all_reduce_unused_params", "batched_grad_copy")
-    return {name: getattr(ddp, name) for name in names if f" {name}:" in signature}
+    known = reducer_options(signature)
+    return {name: getattr(ddp, name) for name in PASSED_TO_REDUCERS if name in known}
 
 
 def _give_reducer(ddp: TorchDDP, reducer: Reducer) -> None:
@@ -138,6 +202,9 @@ def _give_reducer(ddp: TorchDDP, reducer: Reducer) -> None:
         logger._set_static_graph()  # noqa: SLF001
         ddp._static_graph_delay_allreduce_enqueued = False  # noqa: SLF001
     ddp._comm_hooks = []  # noqa: SLF001 they belonged to the reducer before
+    is_manual = "require_manual_backward_finalization"  # from 2.15 on
+    if getattr(ddp, is_manual, False):
+        setattr(ddp, is_manual, True)  # which tells the reducer
 
 
 def has_reduced_since(ddp: TorchDDP, before: list[int]) -> tuple[bool, list[int]]:
@@ -169,8 +236,12 @@ def require_finished_reduction(ddp: TorchDDP) -> None:
 
 def torch_caps_bytes(ddp: TorchDDP) -> tuple[int, int]:
     """At how many bytes torch closes its first bucket, and all others."""
-    config = ddp._bucket_config  # noqa: SLF001
-    return config.first_bucket_bytes_cap, config.bucket_bytes_cap
+    config = getattr(ddp, "_bucket_config", None)
+    if config is not None:
+        return config.first_bucket_bytes_cap, config.bucket_bytes_cap
+    cap: int = ddp.bucket_bytes_cap  # as torch 2.11 keeps it
+    is_default = getattr(ddp, "bucket_bytes_cap_default", False)
+    return (getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", cap) if is_default else cap), cap
 
 
 def torch_bucket_bytes(ddp: TorchDDP) -> list[int]:
@@ -227,6 +298,22 @@ def is_in_join(wrapper: "weakref.ref[TorchDDP]") -> bool:
     return ddp is not None and bool(ddp._join_config.enable)  # noqa: SLF001
 
 
+# --- Profilers ------------------------------------------------------------------------------------
+
+_NO_RANGE = nullcontext()
+
+
+def named_range(text: str, *values: object) -> AbstractContextManager[object]:
+    """Name what happens in a block, for profilers: the text with these values, as in logging.
+
+    While none is on, nothing is formatted and nothing is called: one attribute is looked at. (What
+    torch asks instead, record_function, takes a microsecond or two to find that out.)
+    """
+    if not getattr(profiler, "_is_profiler_enabled", False):
+        return _NO_RANGE
+    return profiler.record_function(text % values if values else text)
+
+
 # --- Tensors, modules, groups ---------------------------------------------------------------------
 
 
@@ -244,6 +331,25 @@ def remove_gradient_hook(parameter: torch.Tensor, handle: RemovableHandle) -> No
 def changes_in_place(tensor: torch.Tensor) -> int:
     """Return how often the tensor has been written to; fused optimizers write without a trace."""
     return tensor._version  # noqa: SLF001
+
+
+# Of a subclass of tensors: computing with it gives plain ones, and takes no longer.
+plain_results = torch._C._disabled_torch_function_impl  # noqa: SLF001
+
+
+class RefusesStateDictFunctions:
+    """A module whose parameters torch.distributed.checkpoint's get_state_dict would misread.
+
+    That and the functions beside it ask every module on the way to a parameter how to name what is
+    in it, if it says; nobody else asks. Here they are told that they cannot be used.
+    """
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        raise RequestError(
+            "torch.distributed.checkpoint.state_dict takes shards for whole tensors; give "
+            "torch.distributed.checkpoint gradweave.TrainingState(model, optimizer), or the "
+            "model's own state_dict()"
+        )
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -1,6 +1,8 @@
 """A rank that does something bad in its fifth step: ``python faulty.py KIND WAY``, on every rank.
 
 KIND is killed, stalled or hook; WAY is how buckets travel: plain (without a hook), native or ring.
+Or KIND is gone: rank 0 is killed before the step, and its buffers are waited for in forward; WAY is
+ddp or sharded.
 """
 
 import os
@@ -15,6 +17,7 @@ from torch import nn
 
 from gradweave.plan import Bucket, Plan
 from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave.runtime.sharded import ShardedDataParallel
 
 TIMEOUT = timedelta(seconds=4)
 BAD_STEP = 5
@@ -43,7 +46,23 @@ def failing(state: list[int], bucket: dist.GradBucket) -> torch.futures.Future[t
     return work.get_future().then(lambda future: future.value()[0])
 
 
+def train_until_gone(way: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    wrapper = ShardedDataParallel if way == "sharded" else DistributedDataParallel
+    wrapped = wrapper(model, trial_steps=0, record_steps=100)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for step in range(1, 9):
+        if step == BAD_STEP and dist.get_rank() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        wrapped(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    print("trained to the end", flush=True)  # noqa: T201
+
+
 def main(kind: str, way: str) -> None:
+    if kind == "gone":
+        train_until_gone(way)
+        return
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     plan = plan_by("ring" if way == "ring" else "native")
     wrapped = DistributedDataParallel(model, plan=plan, timeline=way == "native")

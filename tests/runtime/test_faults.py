@@ -50,6 +50,22 @@ def test_a_killed_rank(way):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("way", "said_of_it"),
+    [
+        ("ddp", "rank 1, step 5: the forward pass failed outside of the model"),
+        ("sharded", "rank 1, step 5, buffers: "),
+    ],
+)
+def test_a_rank_that_is_gone_when_its_buffers_are_wanted(way, said_of_it):
+    """Seconds: ranks import torch. What hosts the store is gone as well."""
+    codes, said = ended("gone", way)
+    assert codes[0] == 128 + signal.SIGKILL
+    assert failed(codes[1])
+    assert said_of_it in said[1]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("way", WHERE)
 def test_a_stalled_rank(way):
     """Seconds: a time-out. The first rank to fail ends the other."""

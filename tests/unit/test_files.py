@@ -385,3 +385,26 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, small_trace, monkeypatch
         files.write(file, small_trace.with_bytes_per_element(2))
     assert file.read_text() == before
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_recipe_has_a_text_and_a_dictionary_of_its_own():
+    """For checkpoints, which have no files: of any version, and json and pickle take them."""
+    recipe = files.read(GOLDEN / "recipe-4.json", Recipe)
+    assert recipe.to_text() == files.dumps(recipe)
+    for form in (recipe.to_dict(), json.loads(json.dumps(recipe.to_dict()))):
+        kept = dict(form)
+        assert Recipe.from_dict(form) == recipe
+        assert form == kept
+    for version in (1, 2, 3, 4):
+        path = GOLDEN / f"recipe-{version}.json"
+        assert Recipe.from_text(path.read_text()) == files.read(path, Recipe)
+
+
+def test_what_is_no_recipe_is_one_line():
+    recipe = files.read(GOLDEN / "recipe-4.json", Recipe)
+    with pytest.raises(FormatError, match=r"^recipe: workers: Expected `int`, got `str`"):
+        Recipe.from_dict({**recipe.to_dict(), "workers": "two"})
+    with pytest.raises(FormatError, match=r"^recipe: schema: expected 'gradweave.recipe/4', found"):
+        Recipe.from_dict({})
+    with pytest.raises(FormatError, match=r"^recipe: not complete JSON"):
+        Recipe.from_text(recipe.to_text()[:-3])

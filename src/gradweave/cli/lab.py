@@ -2,6 +2,8 @@
 
 The command is started once for each rank with the environment that torchrun gives, for example
   gradweave lab --nodes 4 --rate 1gbit -- python train.py
+torchrun is started once for each node instead, and its agents are told of each other:
+  gradweave lab --nodes 4 --rate 1gbit -- torchrun --nproc-per-node 2 train.py
 It needs no root. Everything ends with it, however it ends.
 """
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from gradweave.comm.communicator import Communicator
-from gradweave.comm.worker import CommunicationThread, Done
+from gradweave.comm.worker import SENDING, CommunicationThread, Done
 from gradweave.errors import CollectiveError
+from gradweave.torch_internals import named_range
 from gradweave.vocabulary import Operation
 
 # While one thread adds, or begins a message, or ends one, the network carries the other's. Shares
@@ -46,7 +47,8 @@ class Lanes:
 
         def carry() -> None:
             began_s = time.perf_counter()
-            thread.communicator.run(operation, message, collective=collective)
+            with named_range(SENDING, operation, message.nbytes, collective):
+                thread.communicator.run(operation, message, collective=collective)
             if on_end is not None:
                 on_end(began_s)
 

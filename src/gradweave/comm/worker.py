@@ -11,9 +11,11 @@ import torch
 
 from gradweave.comm.communicator import Communicator
 from gradweave.errors import CollectiveError
+from gradweave.torch_internals import named_range
 from gradweave.vocabulary import Operation
 
 POLLED_EVERY_S = 0.005
+SENDING = "gradweave: %s of %d bytes by %s"  # what profilers call it
 
 Done = torch.futures.Future[torch.Tensor]
 
@@ -52,7 +54,8 @@ class CommunicationThread:
         """A future of the message itself; once a collective has failed, all later ones fail."""
 
         def run() -> None:
-            self.communicator.run(operation, message, collective=collective, root=root)
+            with named_range(SENDING, operation, message.nbytes, collective):
+                self.communicator.run(operation, message, collective=collective, root=root)
 
         task = self._task(run, message)
         if task.stream is None:

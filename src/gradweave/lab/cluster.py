@@ -11,6 +11,7 @@ from typing import Self
 
 from gradweave.errors import LabError, RequestError
 from gradweave.lab import messages
+from gradweave.lab.agents import check_agents, node_environments
 from gradweave.lab.control import Control
 from gradweave.lab.job import Job
 from gradweave.lab.messages import Answer, Request, StartRank
@@ -76,10 +77,46 @@ class Cluster:
         first rank would be, and told nothing of ranks.
         """
         number = len(self._jobs)
+        environments = self._environments(
+            number, {**os.environ, **(env or {})}, once_per_node=once_per_node
+        )
+        return self._start(number, command, environments, on_line=on_line, keep_going=keep_going)
+
+    def start_agents(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        on_line: Callable[[OutputLine], None] | None = None,
+        keep_going: bool = False,
+    ) -> Job:
+        """Run a torchrun ``command`` on every node, where each agent is told of the others.
+
+        What the command says of nodes and where they meet is left as it is.
+        """
+        check_agents(command, self.spec)
+        number = len(self._jobs)
+        environments = node_environments(
+            command,
+            self.spec,
+            base={**os.environ, **(env or {})},
+            meeting=self._meeting_point(number),
+        )
+        return self._start(number, command, environments, on_line=on_line, keep_going=keep_going)
+
+    def _start(
+        self,
+        number: int,
+        command: Sequence[str],
+        environments: Mapping[int, Mapping[str, str]],
+        *,
+        on_line: Callable[[OutputLine], None] | None,
+        keep_going: bool,
+    ) -> Job:
+        """Run the command as each of these ranks, with its environment."""
         pipes: list[RankPipes] = []
         try:
-            starting = self._start_requests(number, command, env or {}, once_per_node=once_per_node)
-            for request in starting:
+            for request in _start_requests(number, command, environments):
                 pipes.append(RankPipes(request.rank))
                 self._ask(request, pipes[-1].theirs)
                 pipes[-1].close_theirs()
@@ -139,25 +176,6 @@ class Cluster:
         self.spec.ranks_of(node)
         return node
 
-    def _start_requests(
-        self, job: int, command: Sequence[str], env: Mapping[str, str], *, once_per_node: bool
-    ) -> list[StartRank]:
-        program = _program(command)
-        environments = self._environments(job, {**os.environ, **env}, once_per_node=once_per_node)
-        return [
-            StartRank(
-                job=job,
-                rank=rank,
-                program=os.fsencode(program),
-                arguments=[os.fsencode(argument) for argument in command],
-                environment={
-                    os.fsencode(name): os.fsencode(value) for name, value in environment.items()
-                },
-                directory=os.fsencode(Path.cwd()),
-            )
-            for rank, environment in environments.items()
-        ]
-
     def _environments(
         self, job: int, base: Mapping[str, str], *, once_per_node: bool
     ) -> dict[int, dict[str, str]]:
@@ -184,6 +202,25 @@ class Cluster:
             control.close()
         for job in self._jobs:
             job.join(_JOINED_WITHIN_S)
+
+
+def _start_requests(
+    job: int, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]
+) -> list[StartRank]:
+    program = _program(command)
+    return [
+        StartRank(
+            job=job,
+            rank=rank,
+            program=os.fsencode(program),
+            arguments=[os.fsencode(argument) for argument in command],
+            environment={
+                os.fsencode(name): os.fsencode(value) for name, value in environment.items()
+            },
+            directory=os.fsencode(Path.cwd()),
+        )
+        for rank, environment in environments.items()
+    ]
 
 
 def _program(command: Sequence[str]) -> str:

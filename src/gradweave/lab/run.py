@@ -3,8 +3,10 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from gradweave.errors import LabError
+from gradweave.lab.agents import is_torchrun
 from gradweave.lab.cluster import Cluster
 from gradweave.lab.job import GRACE_S, JobResult, RankExit
 from gradweave.lab.pipes import OutputLine
@@ -14,7 +16,10 @@ INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
 
 
 def run_command(spec: ClusterSpec, command: Sequence[str], *, loopback: bool = False) -> int:
-    """The exit code of the first rank that failed, or 0; what ranks write is marked with theirs."""
+    """The exit code of the first rank that failed, or 0; what ranks write is marked with theirs.
+
+    torchrun is started once on each node instead, and what its agents write is marked with theirs.
+    """
     if loopback:
         sys.stderr.write("gradweave lab: on loopback: no links, nothing is shaped\n")
     try:
@@ -28,7 +33,10 @@ def run_command(spec: ClusterSpec, command: Sequence[str], *, loopback: bool = F
 
 def _run(spec: ClusterSpec, command: Sequence[str], *, loopback: bool) -> JobResult:
     with Cluster(spec, loopback=loopback) as cluster:
-        job = cluster.start(command, on_line=_show)
+        if is_torchrun(command):
+            job = cluster.start_agents(command, on_line=partial(_show, "node"))
+        else:
+            job = cluster.start(command, on_line=partial(_show, "rank"))
         try:
             return job.wait()
         except KeyboardInterrupt:
@@ -38,9 +46,9 @@ def _run(spec: ClusterSpec, command: Sequence[str], *, loopback: bool) -> JobRes
             raise
 
 
-def _show(line: OutputLine) -> None:
+def _show(whose: str, line: OutputLine) -> None:
     stream = sys.stderr if line.is_error else sys.stdout
-    stream.write(f"[rank {line.rank}] {line.text}\n")
+    stream.write(f"[{whose} {line.rank}] {line.text}\n")
     stream.flush()
 
 

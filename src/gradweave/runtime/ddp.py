@@ -244,7 +244,11 @@ class DistributedDataParallel(Planned, TorchDDP):
                 keeps_own_groups=lambda: messages is None and engine.uses_own_group,
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
-        log_failed_pass_at_exit(self, weakref.WeakMethod(self._steps_without_hook))
+        log_failed_pass_at_exit(
+            self,
+            weakref.WeakMethod(self._steps_begun),
+            weakref.WeakMethod(self._steps_without_hook),
+        )
         self._last_gradient = LastGradient(clock)
         self._note_findings()
         closing = weakref.finalize(
@@ -352,10 +356,13 @@ class DistributedDataParallel(Planned, TorchDDP):
         clock.forward_ends()
         return output
 
+    def _steps_begun(self) -> int:
+        return 0 if self._clock is None else self._clock.begun
+
     def _steps_without_hook(self) -> int | None:
         """How many there were; None where a hook of ours counts them, and says more."""
         has_hook = self._engine is not None and self._engine.sender is not None
-        return None if has_hook or self._clock is None else self._clock.begun
+        return None if has_hook else self._steps_begun()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _between_steps(self, inputs: tuple[Any, ...], *, is_compiling: bool) -> None:
@@ -479,6 +486,11 @@ class DistributedDataParallel(Planned, TorchDDP):
         if compression is not None:
             way = Travel(way.collective, compression.compression_at(LAST_STEP))
         return unplanned(names, way)
+
+    @property
+    def is_sparsified(self) -> bool:
+        """Whether only the largest elements of gradients travel."""
+        return self._sparse is not None
 
     def sparse_state_dict(self) -> dict[str, Any]:
         """Residuals, velocities and schedule position of this rank, after the optimizer's step.

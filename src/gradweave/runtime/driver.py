@@ -8,6 +8,7 @@ rank says what it has found, rank 0 puts that together and announces it before i
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import msgspec
@@ -35,6 +36,7 @@ from gradweave.session.commands import (
     Told,
 )
 from gradweave.session.session import Session
+from gradweave.torch_internals import named_range
 
 logger = logging.getLogger(__name__)
 
@@ -96,13 +98,18 @@ class Driver:
     def forward_begins(self, batch_size: int) -> None:
         """A pass with gradients begins; not every one of them becomes a step."""
         if self._activity is not None:
-            self._guarded(lambda activity: activity.forward_begins(batch_size))
+            with self._stage_range():
+                self._guarded(lambda activity: activity.forward_begins(batch_size))
 
     def step_over(self) -> None:
         """One more synchronised backward pass is over; all ranks have had as many.
 
         Buckets may change here.
         """
+        with self._stage_range():
+            self._after_step()
+
+    def _after_step(self) -> None:
         self._steps += 1
         if self._steps == 1:
             self._began_s = self._now_s()
@@ -120,6 +127,10 @@ class Driver:
         if heard is not None:
             self._next(heard)
 
+    def _stage_range(self) -> AbstractContextManager[object]:
+        """For profilers: recording, learning, trying."""
+        return named_range("gradweave: planning, %s", self.session.findings.stage)
+
     def fail(self, why: str) -> None:
         """This rank cannot be planned for: when all have been told, all give up at one step."""
         self._why_failed = why
@@ -135,7 +146,10 @@ class Driver:
         self.close()
 
     def _install(self, command: Install) -> None:
-        self._engine.install(command.buckets, command.order, notes_messages=command.notes_messages)
+        with named_range("gradweave: other buckets"):
+            self._engine.install(
+                command.buckets, command.order, notes_messages=command.notes_messages
+            )
 
     def close(self) -> None:
         """Leave no hook, thread or group of planning's behind; buckets stay."""
@@ -179,12 +193,17 @@ class Driver:
 
     def _abandon(self, error: Exception) -> None:
         """Others can no longer be heard. Those that have this rank's part may go on without it."""
+        where = f"rank {self._board.rank}, step {self._steps + 1}"
         if self._has_said and self._board.rank != 0:
-            raise CollectiveError(
-                f"rank {self._board.rank}: the store of the process group cannot be reached, and "
-                f"other ranks may change their buckets: {error}; start again, or give a plan"
-            ) from error
-        logger.warning("planning ends, buckets stay: other ranks cannot be reached: %s", error)
+            failure = CollectiveError(
+                f"{where}: the store of the process group cannot be reached, and other ranks may "
+                f"change their buckets: {error}; start again, or give a plan"
+            )
+            logger.error("%s", failure)
+            raise failure from error
+        logger.warning(
+            "%s: planning ends, buckets stay: other ranks cannot be reached: %s", where, error
+        )
         self.session.abandon("other ranks cannot be reached")
         self._engine.stop_noting()
         self.close()

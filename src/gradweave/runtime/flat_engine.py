@@ -29,12 +29,13 @@ from gradweave.runtime.arrivals import Arrivals
 from gradweave.runtime.departures import Departures
 from gradweave.runtime.elementwise import knows_parameters_by_themselves, require_elementwise
 from gradweave.runtime.flat_buckets import FlatBucket, flat_buckets
+from gradweave.runtime.marked_shards import mark_shards
 from gradweave.runtime.message_log import MessageLog
 from gradweave.runtime.shards import Shards
 from gradweave.runtime.step_clock import StepClock
 from gradweave.session.commands import SimpleBuckets
 from gradweave.step_hooks import update, watch_steps
-from gradweave.torch_internals import watch_clipping
+from gradweave.torch_internals import named_range, watch_clipping
 from gradweave.vocabulary import Operation, alternatives
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class FlatEngine:
         self._frozen = {name: p for name, p in module.named_parameters() if name not in parameters}
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._marks: list[Callable[[], None]] = []  # what ends each
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
         self._unstepped: set[nn.Parameter] = set()  # since the last pass
         self._was_stepped = False
@@ -115,6 +117,7 @@ class FlatEngine:
                 watch_steps(self._before_step, self._after_step, update_first=by_bucket)
             )
             opened.callback(watch_clipping(self._check_clipped))
+            opened.callback(self._end_marks)
             self._opened = opened.pop_all()
 
     def close(self) -> None:
@@ -242,7 +245,7 @@ class FlatEngine:
 
     def load_whole_state(self, optimizer: Optimizer, state: Mapping[str, object]) -> None:
         """Give the optimizer this rank's part of what ``whole_state`` returned."""
-        self._know(optimizer)
+        self.know(optimizer)
         self.shards.load_whole_state(optimizer, state)
 
     def _lay_out(self, plan: Plan) -> None:
@@ -271,7 +274,9 @@ class FlatEngine:
 
     def _send(self, number: int) -> None:
         is_sharded = self._buckets[number].passes == "both"
-        self._sent.append(self._submit("reduce-scatter" if is_sharded else "all-reduce", number))
+        with named_range("gradweave: bucket %d leaves", number + 1):
+            sent = self._submit("reduce-scatter" if is_sharded else "all-reduce", number)
+        self._sent.append(sent)
 
     def _finish_pass(self) -> None:
         """Backward has ended; so must the reduce-scatters, for the optimizer comes next."""
@@ -339,7 +344,7 @@ class FlatEngine:
         updated = self.shards.of(optimizer)
         if not updated:  # another model's, and perhaps on another thread
             return
-        self._know(optimizer)
+        self.know(optimizer)
         is_first = bool(self._unstepped)
         self._unstepped -= updated
         self._was_stepped = True
@@ -352,9 +357,15 @@ class FlatEngine:
         if is_first:
             self._on_step_over()
 
-    def _know(self, optimizer: Optimizer) -> None:
+    def know(self, optimizer: Optimizer) -> None:
+        """From now on, what it keeps for elements moves with them."""
         if all(known is not optimizer for known in self._known_optimizers()):
             self._optimizers.append(weakref.ref(optimizer))
+            self._marks.append(mark_shards(optimizer, self.shards))
+
+    def _end_marks(self) -> None:
+        for end in self._marks:
+            end()
 
     def _known_optimizers(self) -> list[Optimizer]:
         return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]

@@ -31,7 +31,11 @@ from gradweave.planning import (
 )
 from gradweave.runtime.parameters import modules_with_sparse_gradients
 from gradweave.sparse.settings import Sparse
-from gradweave.torch_internals import FOR_OTHER_BUCKETS, has_optimizer_in_backward, missing
+from gradweave.torch_internals import (
+    has_optimizer_in_backward,
+    unfollowed_options,
+    why_no_other_buckets,
+)
 from gradweave.travel import Travel, parse_travel
 from gradweave.vocabulary import alternatives, parse_spec
 
@@ -226,10 +230,12 @@ def why_unplannable(
     """Why torch's own buckets stay, in words; None where there can be others."""
     kinds = {(str(p.dtype), str(p.device)) for p in parameters.values()}
     names = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-    lack = missing(FOR_OTHER_BUCKETS)
+    lack = why_no_other_buckets()
     given = [name for name in UNPLANNABLE if torch_options.get(name) is not None]
+    unknown = [name for name in unfollowed_options(torch_options) if name not in UNPLANNABLE]
     reasons = {
         f"{', '.join(given)} is given": bool(given),
+        f"what {', '.join(unknown)} means for buckets is not known here": bool(unknown),
         f"torch buckets each type and device by itself, and there are {names}": len(kinds) > 1,
         "sparse gradients travel by themselves": any(modules_with_sparse_gradients(module)),
         "an optimizer runs in backward": any(map(has_optimizer_in_backward, parameters.values())),

@@ -19,6 +19,7 @@ from gradweave.runtime.activity import Activity
 from gradweave.runtime.noticeboard import Ended, Turns
 from gradweave.session.commands import Failed, Probe, Probed
 from gradweave.session.learning import STREAMED, MessageSample
+from gradweave.torch_internals import named_range
 from gradweave.vocabulary import Way
 
 # Each size this often where there is time for it.
@@ -103,7 +104,8 @@ class Probing(Activity):
                 began_s = time.perf_counter()
                 size = self._command.sizes_bytes[place]
                 for way in self._command.ways:
-                    yield from self._probed(communicators[0], lanes, way, size)
+                    with named_range("gradweave: probing %d bytes", size):
+                        yield from self._probed(communicators[0], lanes, way, size)
                 group = communicators[0].group
                 (taken_s,) = largest(
                     group, [time.perf_counter() - began_s], device=group_device(group)

@@ -39,6 +39,9 @@ class ReducerEngine:
         self._ddp = weakref.ref(ddp)  # which must die before its process group
         self._parameters, self._transports = parameters, transports
         self.torch_cap_bytes: int = ddp.bucket_bytes_cap
+        self._torch_caps_bytes = torch_caps_bytes(
+            ddp
+        )  # before a plan's largest bucket takes its place
         self._noted: list[int] = []
         self._installed: list[list[str]] = []  # buckets by names; empty: torch has made its own
         self._torchs_messages = 0  # of those, once it has said how many
@@ -125,7 +128,7 @@ class ReducerEngine:
         names = first + [name for name in backwards if name not in set(first)]
         lengths = unplanned_lengths(
             [self._parameters[name].nbytes for name in names],
-            caps_bytes=torch_caps_bytes(self._live),
+            caps_bytes=self._torch_caps_bytes,
             is_declared=self._live.find_unused_parameters and not self._live.static_graph,
         )
         left = iter(names)

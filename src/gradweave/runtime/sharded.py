@@ -7,6 +7,7 @@ Together that is one all-reduce, half of it hidden behind forward, and the optim
 a shard only.
 """
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from gradweave.comm.groups import world_group
 from gradweave.comm.lanes import LANES
 from gradweave.comm.own_group import OwnGroup
 from gradweave.comm.small_messages import broadcast_bytes, group_device, ranks_that_differ
-from gradweave.errors import RequestError
+from gradweave.errors import CollectiveError, RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.clocks import clock_for
 from gradweave.measure.spans import SpanRecorder
@@ -41,20 +42,28 @@ from gradweave.runtime.phase_news import PhaseNews
 from gradweave.runtime.plan_cache import PlanCache, open_cache, watching
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
+from gradweave.runtime.shards import OwnedPart
 from gradweave.runtime.step_clock import KEPT_STEPS, StepClock
 from gradweave.runtime.tensors import batch_size
 from gradweave.session.session import Session
 from gradweave.session.slow_ranks import SlowRank
 from gradweave.session.task import PlanningTask
-from gradweave.torch_internals import FOR_BACKWARD_CALLBACKS, is_compiled, require
+from gradweave.torch_internals import (
+    FOR_BACKWARD_CALLBACKS,
+    RefusesStateDictFunctions,
+    is_compiled,
+    require,
+)
 from gradweave.vocabulary import MIB
+
+logger = logging.getLogger(__name__)
 
 # Until there is a plan: as torch's own wrapper.
 FIRST_BUCKET_BYTES = 25 * MIB
 BASELINE = "the first buckets"
 
 
-class ShardedDataParallel(Planned, nn.Module):
+class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
     """A wrapper whose ``parameters()`` are this rank's shards of the model's.
 
     Wrap the model, then make the optimizer from ``wrapper.parameters()`` (``named_parameters()``
@@ -185,10 +194,19 @@ class ShardedDataParallel(Planned, nn.Module):
         if self._driver is not None and torch.is_grad_enabled():
             self._driver.forward_begins(batch_size(inputs))
         if is_synchronised and self.broadcast_buffers:
-            broadcast_bytes(list(self.module.buffers()), self.process_group)
+            self._broadcast_buffers()
         output = self._engine.call(*inputs, **kwargs)
         self._engine.end_forward(is_synchronised=is_synchronised)
         return output
+
+    def _broadcast_buffers(self) -> None:
+        try:
+            broadcast_bytes(list(self.module.buffers()), self.process_group)
+        except Exception as error:
+            assert self._clock is not None, "a sharded wrapper is not copied"
+            where = f"rank {self.process_group.rank()}, step {self._clock.begun}, buffers"
+            logger.error("%s: %s", where, error)  # noqa: TRY400 it is raised, too
+            raise CollectiveError(f"{where}: {error}") from error
 
     def end_step(self) -> None:
         """Optimizers have stepped all shards; all ranks come here alike, so buckets may change."""
@@ -304,6 +322,20 @@ class ShardedDataParallel(Planned, nn.Module):
     def _present_plan(self, order: tuple[str, ...]) -> Plan:
         del order
         return self._engine.plan
+
+    def owned(self, name: str) -> OwnedPart | None:
+        """Which elements of a parameter this rank updates by the present plan.
+
+        None for one that was frozen when the model was wrapped: it is not sharded.
+        """
+        return self._engine.shards.owned(name) if name in self._full else None
+
+    def know(self, optimizer: Optimizer) -> None:
+        """What the optimizer keeps has been given to it: it goes with its elements from now on.
+
+        Optimizers of torch's that have taken a step are known.
+        """
+        self._engine.know(optimizer)
 
     def _open_cache(self, options: Options) -> PlanCache | None:
         return open_cache(

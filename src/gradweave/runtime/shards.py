@@ -16,6 +16,15 @@ from gradweave.torch_internals import changes_in_place
 Gather = Callable[[torch.Tensor, str], object]
 
 
+class OwnedPart(NamedTuple):
+    """Which elements of a parameter are a rank's, in the order in which its memory has them."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]  # without gaps
+    first: int
+    last: int
+
+
 class Place(NamedTuple):
     """Where a rank's part of a parameter is: elements of a bucket."""
 
@@ -28,8 +37,13 @@ class Place(NamedTuple):
 
     def own_of_whole(self, parameter_like: torch.Tensor) -> torch.Tensor:
         """Return a copy of this rank's part of something in the parameter's shape."""
+        part = self.owned
+        return self.whole.flattened(parameter_like)[part.first : part.last].clone()
+
+    @property
+    def owned(self) -> OwnedPart:
         first, last = (edge - self.whole.first for edge in self.own)
-        return self.whole.flattened(parameter_like)[first:last].clone()
+        return OwnedPart(self.whole.shape, self.whole.strides, first, last)
 
 
 class Shards:
@@ -54,6 +68,9 @@ class Shards:
                 self._places[name] = Place(bucket, whole, own)
                 self.by_name[name].grad = None
                 self.by_name[name].data = self._places[name].own_of(bucket.values)
+
+    def owned(self, name: str) -> OwnedPart:
+        return self._places[name].owned
 
     def of(self, optimizer: Optimizer) -> set[nn.Parameter]:
         """Return those that the optimizer updates."""
@@ -143,7 +160,7 @@ class Shards:
         """
         state = optimizer.state_dict()
         whole = self._whole_elements(optimizer, gather)
-        for index, name in self._indices(optimizer).items():
+        for index, name in self.indices(optimizer).items():
             if index in state["state"]:
                 state["state"][index] = {**state["state"][index], **whole.get(name, {})}
         return state
@@ -158,7 +175,9 @@ class Shards:
             states = {
                 name: optimizer.state[self.by_name[name]] for name in names if name in bucket.names
             }
-            keys = {key for state in states.values() for key, v in state.items() if _is_flat(v)}
+            keys = {
+                key for state in states.values() for key, v in state.items() if is_of_elements(v)
+            }
             for key in sorted(keys):
                 parts = {name: state[key] for name, state in states.items() if key in state}
                 like = next(iter(parts.values()))
@@ -187,7 +206,7 @@ class Shards:
 
     def load_whole_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """This rank's part of what ``whole_state`` gave, with any number of ranks."""
-        names = self._indices(optimizer)
+        names = self.indices(optimizer)
         own: dict[int, dict[str, Any]] = deepcopy(state["state"])
         # Numbers, such as the step, have no dimensions for any parameter.
         keys = {
@@ -208,7 +227,7 @@ class Shards:
                 own[index][key] = place.own_of_whole(value)
         optimizer.load_state_dict({**state, "state": own})
 
-    def _indices(self, optimizer: Optimizer) -> dict[int, str]:
+    def indices(self, optimizer: Optimizer) -> dict[int, str]:
         """Names by the numbers that state dicts have for parameters."""
         return {
             index: self._name_of[parameter]
@@ -222,6 +241,6 @@ def _all_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
         yield from group["params"]
 
 
-def _is_flat(value: object) -> bool:
+def is_of_elements(value: object) -> bool:
     """An element of state for each of the shard's; others are numbers, such as the step."""
     return isinstance(value, torch.Tensor) and value.dim() == 1

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.join import JoinHook
 
 from gradweave.comm.own_group import OwnGroup
 from gradweave.comm.rounding.eight_bits import compile_kernels
-from gradweave.comm.worker import CommunicationThread, future_on
+from gradweave.comm.worker import SENDING, CommunicationThread, future_on
 from gradweave.compression import KEEPS_ERRORS, ROUNDED
 from gradweave.errors import CollectiveError
 from gradweave.measure.spans import SpanRecorder
@@ -24,7 +24,12 @@ from gradweave.runtime.carried_errors import BucketLayout, CarriedErrors
 from gradweave.runtime.message_log import MessageLog
 from gradweave.runtime.options import Options, first_collective
 from gradweave.sparse.training import SparseTraining
-from gradweave.torch_internals import changes_in_place, is_in_backward, when_backward_ends
+from gradweave.torch_internals import (
+    changes_in_place,
+    is_in_backward,
+    named_range,
+    when_backward_ends,
+)
 from gradweave.travel import parse_travel
 
 logger = logging.getLogger(__name__)
@@ -106,9 +111,10 @@ class DenseTransport:
         thread = self._thread
 
         def run() -> None:
-            gradient.add_(carried)
-            carried.zero_()
-            thread.communicator.run("all-reduce", gradient, collective=way, dropped=carried)
+            with named_range(SENDING, "all-reduce", gradient.nbytes, way):
+                gradient.add_(carried)
+                carried.zero_()
+                thread.communicator.run("all-reduce", gradient, collective=way, dropped=carried)
 
         return thread.submit_task(run, gradient)
 
@@ -257,7 +263,8 @@ def send_bucket(
             _after_torch(partial(_write_left_out, list(noted)))
 
     try:
-        sent = state.transport.average(gradient, parameters, bucket=number, before=before)
+        with named_range("gradweave: bucket %d leaves", number + 1):
+            sent = state.transport.average(gradient, parameters, bucket=number, before=before)
     except Exception as error:
         raise state.failed(number, error) from error
     return sent.then(finish)

@@ -68,11 +68,18 @@ class Findings(Struct, frozen=True, kw_only=True):
             return None
         return self.planning_s / self.step_s - self.planning_steps
 
+    @property
+    def are_reusable(self) -> bool:
+        """Whether there is a recipe: before planning has settled, a plan may be one for a while."""
+        return self.stage is Stage.SETTLED and None not in (self.plan, self.trace, self.network)
+
     def recipe(self, *, workers: int, device: str, why_not: str) -> Recipe:
         """Return what a restart can reuse, or raise RequestError with ``why_not``."""
-        is_settled = self.stage is Stage.SETTLED  # otherwise it may be a plan for a while
-        if not is_settled or self.plan is None or self.trace is None or self.network is None:
+        if not self.are_reusable:
             raise RequestError(f"there is no recipe: {why_not}")
+        assert self.plan is not None
+        assert self.trace is not None
+        assert self.network is not None
         return Recipe(
             workers=workers,
             device=device,

@@ -178,7 +178,8 @@ class Carried:
     def state_dict(self, *, discarded: Collection[str] | None = None) -> dict[str, Any]:
         """A number, and tensors of the parameters' shapes, whatever their layout in memory.
 
-        Of an open step somebody must say for which parameters it will be rolled back
+        Of all parameters, also before the first step: a template is filled where it has places. Of
+        an open step somebody must say for which parameters it will be rolled back
         (``discarded``); for the others it will be committed. Here it stays open.
         """
         if discarded is None:
@@ -187,7 +188,7 @@ class Carried:
             name: self._layouts[name]
             .shaped(self._settled_value(name, is_discarded=name in (discarded or ())))
             .clone(memory_format=torch.contiguous_format)
-            for name in self._flats
+            for name in self._sizes
         }
         return {"scale": self.scale, "values": values}
 

@@ -15,6 +15,7 @@ from gradweave.sparse.select import compile_kernels
 from gradweave.sparse.settings import Sparse
 from gradweave.sparse.step import Sparsifier
 from gradweave.sparse.warmup import MomentumCorrection
+from gradweave.torch_internals import named_range
 
 SCHEMA = "gradweave.sparse/2"
 HOST = torch.device("cpu")
@@ -111,14 +112,15 @@ class SparseTraining:
         if self._unsettled is not None:
             self._settle(self._unsettled)
             self._unsettled = None
-        self.sparsifier.reduce(
-            names,
-            message,
-            density=self.settings.density_at(self.step - 1),
-            divide_by=self.group.size(),
-            frozen=frozen,
-            dense=dense,
-        )
+        with named_range("gradweave: %s of %d elements", self.settings.exchange, message.numel()):
+            self.sparsifier.reduce(
+                names,
+                message,
+                density=self.settings.density_at(self.step - 1),
+                divide_by=self.group.size(),
+                frozen=frozen,
+                dense=dense,
+            )
 
     def settle(self, *, is_idle: bool) -> None:
         """The last step, before another begins: on every rank, when nothing travels."""

@@ -1,0 +1,94 @@
+"""torchrun starts a training again, and it goes on: recipe, shards and residuals are found again.
+
+Workers that cannot use their agent's store must not: keys of an earlier life stay in it, and
+``init_process_group`` hangs or fails now and then, with torch's own wrapper, too.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradweave.lab import Cluster, ClusterSpec
+
+pytestmark = pytest.mark.long
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "elastic_training.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+LIMIT_S = 400.0
+STEPS, EVERY, CRASH = 80, 20, 50
+
+
+def arguments(folder, wrapper, *more):
+    asked = ["--wrapper", wrapper, "--steps", str(STEPS), "--every", str(EVERY)]
+    return [str(SCRIPT), str(folder), *asked, *more]
+
+
+def losses(output):
+    """By worker and step, of the last life that came to it."""
+    found = re.findall(r"worker (\d+), step (\d+): loss ([\d.]+)", output)
+    return {(int(worker), int(step)): loss for worker, step, loss in found}
+
+
+def run(workers, folder, wrapper, *more, restarts=0):
+    """Return the exit code, and what was written, on one machine."""
+    options = ["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}"]
+    done = subprocess.run(
+        [*TORCHRUN, *options, *arguments(folder, wrapper, *more)],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, **ENVIRONMENT},
+        timeout=LIMIT_S,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "sharded", "sparse"])
+def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(tmp_path, wrapper):
+    code, undisturbed = run(2, tmp_path / "whole", wrapper)
+    assert code == 0, undisturbed[-3000:]
+    crash = ("--crash-at", str(CRASH))
+    code, crashed = run(2, tmp_path / "crashed", wrapper, *crash, restarts=1)
+    assert code == 0, crashed[-3000:]
+    assert "goes on from step 0" in crashed
+    assert crashed.count("goes on from step 40") == 2
+    assert len(losses(undisturbed)) == 2 * STEPS // EVERY
+    assert losses(crashed) == losses(undisturbed)
+
+
+@pytest.mark.parametrize("wrapper", ["sharded", "sparse"])
+def test_fewer_workers_go_on_where_more_have_stopped(tmp_path, wrapper):
+    code, stopped = run(3, tmp_path, wrapper, "--crash-at", str(CRASH))
+    assert code != 0
+    assert stopped.count("goes on from step 0") == 3
+    code, output = run(2, tmp_path, wrapper)
+    assert code == 0, output[-3000:]
+    assert output.count("goes on from step 40") == 2
+    assert {step for _, step in losses(output)} == {60, 80}
+
+
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+def test_agents_on_nodes_start_again(namespaces, tmp_path, rendezvous):
+    """Also that one job runs there, of as many workers as nodes."""
+    lines = []
+    command = [
+        *TORCHRUN,
+        f"--rdzv-backend={rendezvous}",
+        "--nproc-per-node=1",
+        "--max-restarts=2",
+        *arguments(tmp_path, "ddp", "--crash-at", str(CRASH)),
+    ]
+    with Cluster(ClusterSpec(nodes=2, rate="1gbit")) as cluster:
+        job = cluster.start_agents(command, env=ENVIRONMENT, on_line=lines.append)
+        result = job.wait(LIMIT_S)
+    output = "\n".join(line.text for line in lines)
+    assert result.exit_code == 0, output[-3000:]
+    for worker in (0, 1):
+        assert f"worker {worker} of 2 goes on from step 0" in output
+        assert f"worker {worker} of 2 goes on from step 40" in output
+        assert (worker, STEPS) in losses(output)
