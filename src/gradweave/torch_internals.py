@@ -7,6 +7,7 @@ one asks it when a model is wrapped, and says so in one line instead of failing 
 
 import inspect
 import re
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,6 +31,8 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradweave.errors import RequestError
+
+LET_GO_WITHIN_S = 1.0
 
 # Names that a feature cannot do without, as paths from the module `torch`.
 FOR_OTHER_BUCKETS = (
@@ -381,6 +384,27 @@ def group_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta |
     """Return the group's own; None, which is the backend's default, where it does not tell."""
     backend = group._get_backend(device)  # noqa: SLF001
     return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def wait_until_let_go(work: dist.Work, tensors: Iterable[torch.Tensor]) -> None:
+    """Until a message is over and the backend's threads do not hold its tensors any more.
+
+    Otherwise gloo's threads may be the last to hold one, and need Python's lock to destroy it:
+    where a script ends meanwhile that is taken for a crash, and where somebody drops the group with
+    that lock in hand it never ends.
+    """
+    work.wait()
+    del work  # holds the tensors, too
+    held = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    given_up_s = time.monotonic() + LET_GO_WITHIN_S
+    while any(_is_shared(tensor) for tensor in held) and time.monotonic() < given_up_s:
+        time.sleep(0)
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+    """Whether others than Python hold it; False where torch does not tell."""
+    count = getattr(tensor, "_use_count", None)
+    return count is not None and count() > 1
 
 
 def is_listed(group: dist.ProcessGroup) -> bool:

@@ -6,7 +6,7 @@ import pytest
 def assert_drawn_as_measured(page, number, run):
     """The messages of the only runtime of this run, counted from 1, where they were measured."""
     (row,) = run.results.rows
-    measured, predicted = run.measured[row.runtime][0], run.predicted[row.runtime]
+    measured = run.measured[row.runtime][0]
     sent = sorted(
         (span for span in measured.spans if span.lane == "communication"),
         key=lambda span: span.end_s,
@@ -19,7 +19,8 @@ def assert_drawn_as_measured(page, number, run):
         messages,
     )
     assert len(shown) == len(sent) > 0
-    whole_s, free_s = max(measured.iteration_s, predicted.iteration_s), 0.0
+    shown_beside = [*run.measured[row.runtime], run.predicted[row.runtime]]
+    whole_s, free_s = max(timeline.iteration_s for timeline in shown_beside), 0.0
     for (left, width), span in zip(shown, sent, strict=True):
         begin_s = min(span.end_s, max(span.start_s, free_s))  # when the one before it is done
         free_s = span.end_s

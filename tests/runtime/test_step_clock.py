@@ -1,5 +1,7 @@
 """Phases are the whole of a step, whatever passes it consists of."""
 
+from statistics import median
+
 import pytest
 import torch
 from ranks import on_processes
@@ -271,7 +273,9 @@ def test_the_last_gradient_is_looked_for_where_it_was(how, tmp_path):
 def test_wrappers_tell_the_clock(name, tmp_path):
     for lengths, step_s in on_processes(2, _seen, name, scratch=tmp_path):
         assert len(lengths) == len(step_s) == 11
-        for one, whole_s in zip(lengths, step_s, strict=True):
+        for one in lengths:
             assert all(seconds >= 0 for seconds in one)
             assert min(one[:3]) > 0
-            assert sum(one) == pytest.approx(whole_s, rel=0.05, abs=1e-3)
+        # The clock of steps is read next to that of phases: a busy machine may step in between.
+        missed_s = [abs(sum(one) - whole) for one, whole in zip(lengths, step_s, strict=True)]
+        assert median(missed_s) < 1e-3

@@ -6,6 +6,8 @@ from hashlib import sha256
 import torch
 import torch.distributed as dist
 
+from gradweave.torch_internals import wait_until_let_go
+
 # Enough for a host name or the description of a message.
 TEXT_BYTES = 256
 
@@ -16,7 +18,8 @@ def gather_text(group: dist.ProcessGroup, text: str, *, device: torch.device) ->
     encoded = text.encode()[:TEXT_BYTES]
     mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
     everyone = [torch.empty_like(mine, device=device) for _ in range(group.size())]
-    group.allgather([everyone], [mine.to(device)]).wait()
+    mine = mine.to(device)
+    wait_until_let_go(group.allgather([everyone], [mine]), [*everyone, mine])
     return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in everyone]
 
 
@@ -24,10 +27,10 @@ def broadcast_text(group: dist.ProcessGroup, text: str, *, device: torch.device)
     """What rank 0 says, of any length; what others say is not looked at."""
     encoded = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(device)
     length = torch.tensor([len(encoded)], dtype=torch.int64, device=device)
-    group.broadcast([length]).wait()
+    wait_until_let_go(group.broadcast([length]), [length])
     if group.rank() != 0:
         encoded = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
-    group.broadcast([encoded]).wait()
+    wait_until_let_go(group.broadcast([encoded]), [encoded])
     return bytes(encoded.tolist()).rstrip(b"\0").decode()
 
 
@@ -39,7 +42,8 @@ def gather_long_text(group: dist.ProcessGroup, text: str, *, device: torch.devic
     if encoded:
         mine[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
     everyone = [torch.empty_like(mine, device=device) for _ in range(group.size())]
-    group.allgather([everyone], [mine.to(device)]).wait()
+    mine = mine.to(device)
+    wait_until_let_go(group.allgather([everyone], [mine]), [*everyone, mine])
     return [bytes(one.tolist()).rstrip(b"\0").decode() for one in everyone]
 
 
@@ -54,7 +58,7 @@ def largest(group: dist.ProcessGroup, values: list[float], *, device: torch.devi
     gathered = torch.tensor(values, dtype=torch.float64).to(device)
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-    group.allreduce([gathered], options).wait()
+    wait_until_let_go(group.allreduce([gathered], options), [gathered])
     return [float(value) for value in gathered.tolist()]
 
 
@@ -74,7 +78,7 @@ def broadcast_bytes(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -
     for held in of_device.values():
         as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in held]
         message = torch.cat(as_bytes)
-        group.broadcast([message]).wait()
+        wait_until_let_go(group.broadcast([message]), [message])
         if group.rank() == 0:
             continue
         parts = torch.split(message, [part.numel() for part in as_bytes])

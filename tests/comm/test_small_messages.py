@@ -1,0 +1,55 @@
+"""Small messages leave nothing behind."""
+
+import pytest
+import torch
+from ranks import on_processes
+
+from gradweave.comm.small_messages import (
+    broadcast_text,
+    gather_long_text,
+    gather_text,
+    largest,
+    ranks_that_differ,
+)
+from gradweave.torch_internals import wait_until_let_go
+
+CPU = torch.device("cpu")
+
+
+def _said(group):
+    text = f"rank {group.rank()}"
+    return [
+        gather_text(group, text, device=CPU),
+        gather_long_text(group, text * 100, device=CPU),
+        broadcast_text(group, text, device=CPU),
+        ranks_that_differ(group, text, device=CPU),
+        largest(group, [1.0, float(group.rank())], device=CPU),
+    ]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_what_ranks_say(world, tmp_path):
+    texts = [f"rank {rank}" for rank in range(world)]
+    expected = [
+        texts,
+        [text * 100 for text in texts],
+        "rank 0",
+        list(range(1, world)),
+        [1.0, world - 1.0],
+    ]
+    assert on_processes(world, _said, scratch=tmp_path) == [expected] * world
+
+
+def _held_by_others(group):
+    """How many messages are held by others when they are said to be over."""
+    held = 0
+    for _ in range(500):
+        message = torch.zeros(10)
+        wait_until_let_go(group.broadcast([message]), [message])
+        held += message._use_count() > 1
+    return held
+
+
+def test_nobody_holds_messages_that_are_over(tmp_path):
+    """Otherwise gloo's threads need Python's lock for them, where a script may have ended."""
+    assert on_processes(2, _held_by_others, scratch=tmp_path) == [0, 0]
