@@ -202,7 +202,7 @@ class Session:
         if isinstance(recorded, Unplannable):
             yield self._give_up(recorded.why, recorded.order)
             return False
-        known.note(stage=Stage.LEARNING, trace=recorded.trace)
+        known.note(stage=Stage.LEARNING, trace=recorded.trace, passes=recorded.passes)
         if task.compression_at is None:
             compression = None
             visit = yield from baseline_visit(known)
@@ -252,7 +252,7 @@ class Session:
             known.note(stage=Stage.SETTLED, note=recorded.why)
             return
         trace = recorded.trace
-        known.note(trace=trace)
+        known.note(trace=trace, passes=recorded.passes)
         network = yield from learn_prices(known)
         priced = yield from price_compression(known, network, compression)
         plan = merge(
