@@ -48,6 +48,20 @@ def test_a_step_has_all_of_its_passes(tmp_path):
         assert "in each of 3 passes" in explained
 
 
+def called_by_name(group):
+    wrapped = DistributedDataParallel(network(), **QUICK)
+    for step in range(MOST_STEPS):
+        wrapped(input=batch(step, group.rank())).square().mean().backward()
+        if wrapped.findings().trace is not None:
+            return wrapped.findings().trace.batch_size
+    return None
+
+
+def test_inputs_may_have_names(tmp_path):
+    """As those of Transformers' models."""
+    assert on_two(called_by_name, scratch=tmp_path) == [4, 4]
+
+
 class Swapping(nn.Module):
     """Two branches whose gradients come in another order each time."""
 

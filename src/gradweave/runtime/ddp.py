@@ -319,7 +319,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         if self._engine is not None and self._engine.sender is not None:
             self._engine.sender.raise_failure()
         if self._driver is not None:
-            self._between_steps(inputs, is_compiling=torch.compiler.is_compiling())
+            self._between_steps((inputs, kwargs), is_compiling=torch.compiler.is_compiling())
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
         recorder, clock = self._recorder if is_synchronised else None, self._clock
         if clock is not None:

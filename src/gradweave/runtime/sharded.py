@@ -174,7 +174,7 @@ class ShardedDataParallel(Planned, nn.Module):
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
         self._engine.begin_forward(is_synchronised=is_synchronised)
         if self._driver is not None and torch.is_grad_enabled():
-            self._driver.forward_begins(batch_size(inputs))
+            self._driver.forward_begins(batch_size((inputs, kwargs)))
         if is_synchronised and self.broadcast_buffers:
             broadcast_bytes(list(self.module.buffers()), self.process_group)
         output = self._engine.call(*inputs, **kwargs)
