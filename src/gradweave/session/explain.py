@@ -166,10 +166,10 @@ def _sentence(text: str) -> str:
 
 
 def _measured(found: Findings, trace: Trace, workers: int) -> str:
-    passes = "" if found.passes == 1 else f" in each of {found.passes} passes"
+    each = "" if found.passes == 1 else f" in each of {found.passes} passes"
     return (
         f"Measured: {len(trace.tensors)} gradients, {trace.nbytes.sum() / 1e6:.1f} MB; "
-        f"forward {trace.forward_s * 1e3:.1f} ms, backward {trace.backward_s * 1e3:.1f} ms{passes}; "
+        f"forward {trace.forward_s * 1e3:.1f} ms, backward {trace.backward_s * 1e3:.1f} ms{each}; "
         f"{workers} workers."
     )
 

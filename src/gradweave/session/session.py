@@ -97,6 +97,11 @@ class Session:
             return self.stop(reply.why)
         return self._resume(reply)
 
+    def adopt(self, recipe: Recipe, task: PlanningTask) -> None:
+        """Begin with what an earlier run has chosen; before the first command is asked for."""
+        self.task, self._known = task, Knowledge(task)
+        self._accept(recipe, is_remembered=True)
+
     def stop(self, why: str) -> Command | None:
         """Keep a plan that is settled; otherwise leave what the wrapper began with.
 
