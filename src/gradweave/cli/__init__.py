@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gradweave.cli import advise, bench, calibrate, demo, lab, plan, record, report, simulate
+from gradweave.cli import advise, bench, calibrate, demo, lab, plan, record, report, run, simulate
 from gradweave.errors import GradweaveError
 
 VERBS = {
@@ -18,6 +18,7 @@ VERBS = {
     "plan": plan,
     "record": record,
     "report": report,
+    "run": run,
     "simulate": simulate,
 }
 
