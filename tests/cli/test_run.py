@@ -106,7 +106,7 @@ def test_each_wrapper_is_told_of(tmp_path):
         print(train(5)[1:], train(3)[1:])
     """
     (_, said, _), (_, nothing, _) = on_two(text, scratch=tmp_path)
-    of = re.findall(r"^gradweave, model (\d) of 2 \(Sequential\):\nNo plan yet: ", said, re.M)
+    of = re.findall(r"(?m)^gradweave, model (\d) of 2 \(Sequential\):\nNo plan yet: ", said)
     assert of == ["1", "2"]
     assert nothing == ""
 
@@ -165,7 +165,7 @@ def stood_in(group):
         is_one = [isinstance(one, replacement) for one in (ours, torchs, ours.module)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of groups that are not in a copy
-            again = [type(copy.deepcopy(ours)), type(pickle.loads(pickle.dumps(ours)))]
+            again = [type(copy.deepcopy(ours)), type(pickle.loads(pickle.dumps(ours)))]  # noqa: S301
         seen = []
         ours.module.register_forward_hook(
             lambda *_: seen.append(TorchDDP._get_active_ddp_module() is ours)

@@ -1,4 +1,4 @@
-"""Whole scripts by torchrun: as they are, with the lines that our page says, and unchanged by ours."""
+"""Scripts by torchrun: as they are, with the lines that our page says, and unchanged with ours."""
 
 import os
 import re
@@ -23,13 +23,13 @@ MOST_LINES = 3
 
 def section(title):
     """From its heading to the next."""
-    (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
+    (text,) = re.findall(rf"(?ms)^## {title}\n(.*?)(?=^## |\Z)", PAGE.read_text())
     return text
 
 
 def changed(script, title):
     """What the section's first diff makes of the script, and how many lines that adds."""
-    (diff, *_) = re.findall(r"^```diff\n(.*?)^```", section(title), re.M | re.S)
+    (diff, *_) = re.findall(r"(?ms)^```diff\n(.*?)^```", section(title))
     added = 0
     for hunk in diff.split("\n\n"):
         lines = hunk.strip("\n").split("\n")
@@ -44,7 +44,6 @@ def changed(script, title):
 def torchrun(*command, folder):
     """What two ranks print, and say."""
     folder.mkdir()
-    # A port of nobody else's, and libraries that ask nobody in the network.
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*start, *map(str, command)],
@@ -53,14 +52,14 @@ def torchrun(*command, folder):
         text=True,
         cwd=folder,
         env={
-            **os.environ,
+            **os.environ,  # and libraries that ask nobody in the network
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "CUDA_VISIBLE_DEVICES": "",
         },
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    (losses,) = re.findall(r"^losses (.*)$", done.stdout, re.M)
+    (losses,) = re.findall(r"(?m)^losses (.*)$", done.stdout)
     return losses, done.stderr
 
 
@@ -79,4 +78,4 @@ def test_a_script_of_others(tmp_path, title):
     assert "planning ended: " in said
     losses, said = torchrun("-m", "gradweave", "run", script, folder=tmp_path / "unchanged")
     assert losses == expected
-    assert len(re.findall(r"^gradweave \(\w+\):\nMeasured: \d+ gradients", said, re.M)) == 1
+    assert len(re.findall(r"(?m)^gradweave \(\w+\):\nMeasured: \d+ gradients", said)) == 1
