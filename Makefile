@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint bench report results presets clean
+.PHONY: demo test test-long test-integrations lint bench report results presets clean
 
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
@@ -15,6 +15,11 @@ test: lint
 # What takes long: torch's own tests with our class, all habits of its users, ranks that die.
 test-long: $(INSTALLED)
 	$(BIN)/pytest -m long
+
+# Lightning, Accelerate and Transformers with our wrapper, in an environment that has them.
+INTEGRATIONS := .venv-integrations
+test-integrations: $(INTEGRATIONS)/.installed
+	$(INTEGRATIONS)/bin/pytest -m integrations tests/integrations
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
@@ -45,5 +50,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(INTEGRATIONS)/.installed: pyproject.toml constraints.txt constraints-integrations.txt
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-integrations.txt --editable '.[dev,integrations]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
