@@ -163,6 +163,7 @@ def stood_in(group):
         ours = torch.nn.parallel.DistributedDataParallel(nn.Linear(2, 3))
         torchs = TorchDDP(nn.Linear(2, 3))
         is_one = [isinstance(one, replacement) for one in (ours, torchs, ours.module)]
+        is_ours = [isinstance(one, DistributedDataParallel) for one in (ours, torchs, ours.module)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of groups that are not in a copy
             again = [type(copy.deepcopy(ours)), type(pickle.loads(pickle.dumps(ours)))]  # noqa: S301
@@ -173,12 +174,15 @@ def stood_in(group):
         ours(torch.ones(1, 2)).sum().backward()
     torch_again = torch.nn.parallel.distributed.DistributedDataParallel is TorchDDP
     assert TorchDDP._get_active_ddp_module() is None
-    return is_one, again, seen, made == [ours], torch_again
+    return is_one, is_ours, again, seen, made == [ours], torch_again
 
 
 def test_what_stands_for_torchs_class_is_taken_for_it(tmp_path):
-    for is_one, again, seen, is_told, torch_again in on_processes(2, stood_in, scratch=tmp_path):
+    for is_one, is_ours, again, seen, is_told, torch_again in on_processes(
+        2, stood_in, scratch=tmp_path
+    ):
         assert is_one == [True, True, False]
+        assert is_ours == [True, False, False]
         assert again == [DistributedDataParallel] * 2
         assert seen == [True]  # torch.compile asks torch's class for it
         assert is_told

@@ -21,17 +21,16 @@ OnMade = Callable[[DistributedDataParallel], None]
 
 
 class _InTorchsPlace(ABCMeta):
-    """Of a class that stands for torch's: whatever is one of torch's is one of it."""
+    """Of a class that stands for torch's: whatever is one of torch's is one of it.
+
+    Whether classes derive from each other stays true: Python asks all that are derived from ours
+    whether they have something for a subclass, and so torch's wrappers would become ours.
+    """
 
     def __instancecheck__(cls, instance: object) -> bool:
         if _stands_in(cls):
-            return isinstance(instance, TorchDDP)
+            return TorchDDP in instance.__class__.__mro__
         return super().__instancecheck__(instance)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        if _stands_in(cls):
-            return issubclass(subclass, TorchDDP)
-        return super().__subclasscheck__(subclass)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         """Torch notes on its class whose forward runs, and looks there for it."""
