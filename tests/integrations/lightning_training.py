@@ -70,6 +70,14 @@ class Gan(Small):
         return [torch.optim.Adam(part.parameters(), lr=1e-3) for part in parts]
 
 
+class Wide(Small):
+    """Another model than the small one."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.append(nn.Linear(2, 3))
+
+
 class Frozen(Small):
     """Some of it is left out of the loss."""
 
@@ -86,7 +94,8 @@ class StopAfterwards(Callback):
 
     def on_train_batch_end(self, trainer, *args):
         self.settled_for += trainer.strategy.findings().stage == "settled"
-        trainer.should_stop = self.settled_for >= STEPS_AFTERWARDS
+        if self.settled_for >= STEPS_AFTERWARDS:
+            trainer.should_stop = True
 
 
 def data_of(rank):

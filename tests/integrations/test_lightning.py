@@ -18,6 +18,7 @@ from lightning_training import (
     Manual,
     Small,
     StopAfterwards,
+    Wide,
     data_of,
     fitted,
     made_trainer,
@@ -30,7 +31,8 @@ from gradweave.recipe import Recipe
 
 
 def stops_early():
-    return EarlyStopping(monitor="loss", patience=2, min_delta=0.0, check_on_train_epoch_end=True)
+    """After the seventh epoch: losses do not grow, as they should for it."""
+    return EarlyStopping("loss", mode="max", patience=6, check_on_train_epoch_end=True)
 
 
 HABITS = {
@@ -49,29 +51,24 @@ HABITS = {
 
 def side_by_side(rank, habit):
     kind, of_wrapper, of_trainer = HABITS[habit]
-    callbacks = of_trainer.get("callbacks", [])
     ours, strategy = kind(), GradweaveStrategy(**QUICK, **of_wrapper)
-    trainer = fitted(
-        strategy, ours, rank, **{**of_trainer, "callbacks": [*callbacks, StopAfterwards]}
-    )
+    trainer = fitted(strategy, ours, rank, **({"callbacks": [StopAfterwards]} | of_trainer))
     torchs = kind()
-    fitted(
-        DDPStrategy(**TORCHS, **of_wrapper),
-        torchs,
-        rank,
-        **{**of_trainer, "callbacks": callbacks, "max_steps": trainer.global_step},
-    )
-    return ours.losses, torchs.losses[: len(ours.losses)], strategy.findings().stage, trainer.state
+    limit = {} if "callbacks" in of_trainer else {"max_steps": trainer.global_step}
+    fitted(DDPStrategy(**TORCHS, **of_wrapper), torchs, rank, **(of_trainer | limit))
+    return ours.losses, torchs.losses, strategy.findings().stage, trainer.state.finished
 
 
 @pytest.mark.parametrize("habit", HABITS)
 def test_the_same_losses_as_with_torchs_class(tmp_path, habit):
     """Seconds: whole courses of planning, and the same training again."""
-    for ours, torchs, stage, state in on_two(side_by_side, habit, scratch=tmp_path):
-        assert ours == torchs
-        assert len(ours) > STEPS_AFTERWARDS
+    for ours, torchs, stage, is_finished in on_two(side_by_side, habit, scratch=tmp_path):
+        assert len(torchs) > STEPS_AFTERWARDS
+        # Ours may have ended in the middle of an accumulation.
+        assert 0 <= len(ours) - len(torchs) < 3
+        assert ours[: len(torchs)] == torchs
         assert stage == "settled"
-        assert state.finished
+        assert is_finished
 
 
 def by_name(rank):
@@ -132,9 +129,7 @@ def outliving(rank):
     first = strategy.plan, strategy.explain(), strategy.recipe()
     is_unwrapped = not isinstance(trainer.model, TorchDDP)
     again = Small()
-    trainer.fit_loop.max_epochs = None
-    other = made_trainer(strategy, max_steps=2)
-    other.fit(again, data_of(rank))
+    trainer.fit(again, data_of(rank))  # until the callback sees that it is settled
     return is_unwrapped, first, strategy.findings().is_remembered, strategy.plan, again.losses
 
 
@@ -146,7 +141,7 @@ def test_what_was_found_outlives_the_training_and_a_second_fit_begins_with_it(tm
         assert "Measured: 6 gradients" in explained
         assert recipe.plan == plan == again
         assert remembered
-        assert len(losses) == 2
+        assert len(losses) == 1
 
 
 def resumed(rank, folder):
@@ -189,13 +184,14 @@ def test_a_checkpoint_has_the_recipe(tmp_path):
 def refitted(rank):
     """Another model with the strategy of the first."""
     strategy = GradweaveStrategy(**QUICK)
-    fitted(strategy, Small(), rank, callbacks=[StopAfterwards])
+    trainer = fitted(strategy, Small(), rank, callbacks=[StopAfterwards])
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logging.getLogger("gradweave").addHandler(handler)
-    module = Gan()
-    fitted(strategy, module, rank, max_steps=4)
+    trainer.limit_train_batches = 4
+    trainer.fit_loop.max_epochs = trainer.current_epoch + 1
+    trainer.fit(Wide(), data_of(rank))
     return strategy.findings().is_remembered, [line for line in lines if "recipe" in line]
 
 
