@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import DistributedDataParallel, RequestError
 from gradweave.cli import main
-from gradweave.integrations.script import Script, run_script
+from gradweave.integrations.script import RANKS_NAMES, Script, run_script
 from gradweave.integrations.stand_in import in_torchs_place, stand_in
 
 QUICK = {"record_steps": 1, "trial_steps": 1}
@@ -51,6 +51,7 @@ def ran(group, text, arguments, folder, options):
     """What a script says with ours and with torch's, and what is said of it."""
     script = folder / f"script {group.rank()}.py"
     script.write_text(TRAINING + textwrap.dedent(text))
+    os.environ["RANK"] = str(group.rank())
     found, said = [], io.StringIO()
     for is_ours in (True, False):
         out, errors = io.StringIO(), io.StringIO()
@@ -151,6 +152,7 @@ def test_options_are_for_every_wrapper(tmp_path):
 
 def printed(group, script, options):
     out = io.StringIO()
+    os.environ["RANK"] = str(group.rank())
     with contextlib.redirect_stdout(out):
         assert run_script(Script(name=script), options, to=io.StringIO()) == 0
     return out.getvalue()
@@ -205,6 +207,27 @@ def test_a_mistake_is_one_line(capsys, name):
     assert line.startswith(f"gradweave run: {why}")
 
 
+@pytest.fixture
+def launched(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+
+
+def test_a_process_that_nobody_launched_keeps_torchs_class(capsys, tmp_path, monkeypatch):
+    """Others that the script starts know nothing of us, and all have to be alike."""
+    for name in RANKS_NAMES:
+        monkeypatch.delenv(name, raising=False)
+    script = tmp_path / "alone.py"
+    script.write_text(
+        "from torch.nn.parallel import DistributedDataParallel as D\nprint(D.__mro__)"
+    )
+    assert main(["run", str(script)]) == 0
+    out, err = capsys.readouterr()
+    assert "torch" in out
+    assert "gradweave" not in out
+    assert err.startswith("gradweave: no launcher has started this process")
+
+
+@pytest.mark.usefixtures("launched")
 def test_a_script_that_wraps_nothing_is_told_so(capsys, tmp_path):
     script = tmp_path / "nothing.py"
     script.write_text("print('done')")

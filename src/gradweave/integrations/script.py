@@ -4,7 +4,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -16,6 +16,14 @@ from gradweave.errors import RequestError
 from gradweave.integrations.stand_in import in_torchs_place, stand_in
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.runtime.planned import Account
+
+
+# What launchers tell each of the processes that they start: torchrun, srun, mpirun.
+RANKS_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+ALONE = (
+    "gradweave: no launcher has started this process, and those that the script starts would have "
+    "torch's class, so all have it; start all of them with torchrun"
+)
 
 
 class Script(Struct, frozen=True, kw_only=True):
@@ -38,24 +46,27 @@ def run_script(script: Script, options: Mapping[str, Any], *, to: TextIO) -> int
     """Run it as Python would, and write what its wrappers have found at its end, on rank 0.
 
     ``options`` are for each wrapper. Return 1 where an exception ended it, whose traceback is
-    printed as Python prints it; what the script exits with is passed on.
+    printed as Python prints it; what the script exits with is passed on. A process that was
+    started alone keeps torch's class.
     """
     if not script.is_module and not Path(script.name).exists():
         raise RequestError(f"there is no file {script.name}")
+    rank = next((os.environ[name] for name in RANKS_NAMES if name in os.environ), None)
     made: list[_Made] = []
 
     def note(wrapper: DistributedDataParallel) -> None:
         model = type(wrapper.module).__name__
         made.append(_Made(model=model, account=wrapper.account(), speaks=dist.get_rank() == 0))
 
+    ours = nullcontext() if rank is None else in_torchs_place(stand_in(options, note))
     try:
-        with in_torchs_place(stand_in(options, note)), _as_main(script) as run:
+        with ours, _as_main(script) as run:
             run()
     except Exception as error:  # noqa: BLE001 it is the script's, and shown as such
         _show(error, script)
         return 1
     finally:
-        for line in _report(made):
+        for line in _report(made, rank):
             print(line, file=to, flush=True)
     return 0
 
@@ -81,8 +92,10 @@ def _as_main(script: Script) -> Iterator[Callable[[], object]]:
         sys.argv, sys.path[0] = argv, first
 
 
-def _report(made: Sequence[_Made]) -> Iterator[str]:
-    if not made and os.environ.get("RANK", "0") == "0":
+def _report(made: Sequence[_Made], rank: str | None) -> Iterator[str]:
+    if rank is None:
+        yield ALONE
+    elif not made and rank == "0":
         yield "gradweave: no model was wrapped in this process by torch's DistributedDataParallel"
     for number, one in enumerate(made, 1):
         if one.speaks:
