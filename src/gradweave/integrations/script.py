@@ -17,7 +17,6 @@ from gradweave.integrations.stand_in import in_torchs_place, stand_in
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.runtime.planned import Account
 
-
 # What launchers tell each of the processes that they start: torchrun, srun, mpirun.
 RANKS_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 ALONE = (
