@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long test-torch test-pure package lint bench report results presets clean
+.PHONY: demo test test-long test-integrations test-torch test-pure package lint bench report results presets clean
 
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
@@ -56,6 +56,11 @@ $(PACKAGE_VENV)/.installed: pyproject.toml constraints.txt
 	$(PACKAGE_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build setuptools twine
 	touch $@
 
+# Lightning, Accelerate and Transformers with our wrapper, in an environment that has them.
+INTEGRATIONS := .venv-integrations
+test-integrations: $(INTEGRATIONS)/.installed
+	$(INTEGRATIONS)/bin/pytest -m integrations tests/integrations
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -85,5 +90,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(INTEGRATIONS)/.installed: pyproject.toml constraints.txt constraints-integrations.txt
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-integrations.txt --editable '.[dev,integrations]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-torch-* .venv-pure-* $(PACKAGE_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .venv-pure-* $(PACKAGE_VENV) $(INTEGRATIONS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,6 +19,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"bench"},
     {"report"},
+    {"integrations"},
     {"checkpoint", "hooks"},
     {"runtime"},
     {"measure", "sparse"},
@@ -47,6 +48,7 @@ WITH_TORCH = {
     "checkpoint",
     "comm",
     "hooks",
+    "integrations",
     "measure",
     "runtime",
     "sparse",
@@ -133,6 +135,8 @@ def private_names(file: Path) -> set[str]:
 
 # Of Python's standard library: not private in spite of their names, and what only argparse knows.
 OTHERS_PRIVATE = {"_exit", "_replace", "_option_string_actions"}
+# Of the libraries that a file puts our wrapper into, and of nobody else's.
+LIBRARIES_PRIVATE = {"lightning_strategies.py": {"_ddp_kwargs", "_determine_ddp_device_ids"}}
 LOOK_UP = {"getattr", "hasattr", "setattr", "delattr", "attrgetter"}
 HOME_OF_PRIVATE_NAMES = "torch_internals.py"
 
@@ -140,9 +144,24 @@ HOME_OF_PRIVATE_NAMES = "torch_internals.py"
 def test_torchs_private_names_have_one_home():
     for file in PACKAGE.rglob("*.py"):
         if file.name != HOME_OF_PRIVATE_NAMES:
-            assert not private_names(file) - OTHERS_PRIVATE, file
+            allowed = OTHERS_PRIVATE | LIBRARIES_PRIVATE.get(file.name, set())
+            assert not private_names(file) - allowed, file
     home = PACKAGE / HOME_OF_PRIVATE_NAMES
     assert {"_check_reducer_finalized", "_dynamo", "_version"} <= private_names(home)
+
+
+LIBRARIES = {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"}
+
+
+def test_other_peoples_libraries_are_imported_where_they_are_used():
+    """Each by the file of its name, so that nobody needs one whose library is not there."""
+    for file in PACKAGE.rglob("*.py"):
+        found = {name.split(".")[0] for name in imported(file)} & LIBRARIES
+        is_its_own = file.parent.name == "integrations"
+        assert not found or (is_its_own and file.stem in found), file
+    for file in (PACKAGE / "integrations").glob("*.py"):
+        named = {name.split(".")[-1] for name in imported(file) if "integrations." in name}
+        assert not named & LIBRARIES or file.stem == "transformers", file  # which has Accelerate
 
 
 def test_a_missing_private_name_is_one_line():

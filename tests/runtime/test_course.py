@@ -35,6 +35,33 @@ def test_a_whole_course_with_messages_of_ours(tmp_path, options):
         assert has_forward
 
 
+def accumulating(group):
+    wrapped = DistributedDataParallel(network(), **QUICK)
+    trained(wrapped, group.rank(), steps=5, until_settled=True, accumulate=3)
+    return wrapped.findings().passes, wrapped.explain()
+
+
+def test_a_step_has_all_of_its_passes(tmp_path):
+    """Otherwise what one of them is predicted to take would stand beside what a step took."""
+    for passes, explained in on_two(accumulating, scratch=tmp_path):
+        assert passes == 3
+        assert "in each of 3 passes" in explained
+
+
+def called_by_name(group):
+    wrapped = DistributedDataParallel(network(), **QUICK)
+    for step in range(MOST_STEPS):
+        wrapped(input=batch(step, group.rank())).square().mean().backward()
+        if wrapped.findings().trace is not None:
+            return wrapped.findings().trace.batch_size
+    return None
+
+
+def test_inputs_may_have_names(tmp_path):
+    """As those of Transformers' models."""
+    assert on_two(called_by_name, scratch=tmp_path) == [4, 4]
+
+
 class Swapping(nn.Module):
     """Two branches whose gradients come in another order each time."""
 

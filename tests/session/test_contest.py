@@ -89,6 +89,28 @@ def test_it_ends_with_what_would_be_faster(hurried_trace):
     assert "precision=" in said
 
 
+def test_a_step_of_several_passes_is_predicted_as_a_whole(hurried_trace):
+    """The passes before the last one take what computing takes, whatever the plan."""
+    large = hurried_trace.rescaled(parameter_scale=1000)
+    driven = Owner(Session(PlanningTask(workers=4, **APART)), large, None)
+    driven.draw = lambda strategy: (
+        (1.0 if is_baseline(driven) else 0.7) if strategy is times_s else Recorded(large, 3)
+    )
+    driven.run()
+    found = driven.session.findings
+    lines = explanation(found, workers=4).split("\n")
+    assert "ms in each of 3 passes; 4 workers." in lines[0]
+    tried = [line for line in lines if line.startswith("Tried: ")]
+    for line, trial in zip(tried, found.trials, strict=True):
+        whole_ms = 1e3 * (trial.candidate.predicted_s + 2 * large.compute_s)
+        assert f": predicted {whole_ms:.1f} ms a step of 3 passes, a step took " in line
+    whole_s = found.predicted.iteration_s + 2 * large.compute_s
+    (best, *_) = faster_with_same_batch(
+        found.trace, found.network, workers=4, than_s=whole_s, passes=3
+    )
+    assert f"{best.name} {best.step_s * 1e3:.1f} ms ({best.gain:.2f}x" in lines[-1]
+
+
 def test_nothing_is_said_of_other_ways_where_none_is_faster(hurried_trace):
     two_bytes = hurried_trace.rescaled(parameter_scale=1000).with_bytes_per_element(2)
     driven = scripted(two_bytes, lambda now: 1.0 if is_baseline(now) else 0.7, **APART)

@@ -189,9 +189,9 @@ def test_whatever_was_measured_the_laws_hold(trace, cost):
         assert options["rounded"].step_s <= options[other].step_s * ROUNDED_ERROR
 
 
-@given(trace=traces(most=6), than_s=st.floats(0.1, 50))
+@given(trace=traces(most=6), than_s=st.floats(0.1, 50), passes=st.integers(1, 4))
 @settings(max_examples=30)
-def test_what_is_faster_with_the_same_batch(trace, than_s):
+def test_what_is_faster_with_the_same_batch(trace, than_s, passes):
     entry = CollectiveCost(
         operation="all-reduce",
         collective="native",
@@ -200,10 +200,13 @@ def test_what_is_faster_with_the_same_batch(trace, than_s):
     )
     network = Network(name="drawn", source="drawn", costs=(entry,))
     found = faster_with_same_batch(
-        trace.with_bytes_per_element(4), network, workers=4, than_s=than_s
+        trace.with_bytes_per_element(4), network, workers=4, than_s=than_s, passes=passes
     )
     assert len({one.changes for one in found}) == len(found)
     for one in found:
-        assert (one.workers, one.accumulation) == (4, 1)
+        assert (one.workers, one.accumulation) == (4, passes)
+        assert passes * trace.compute_s <= one.step_s * (1 + 1e-9)
         assert one.step_s < than_s
         assert one.gain == pytest.approx(than_s / one.step_s)
+        samples = 4 * trace.batch_size * passes
+        assert one.samples_per_s == pytest.approx(samples / one.step_s)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from gradweave.advice.job import EQUALLY_FAST, Job
 from gradweave.advice.memory import memory_bytes
 from gradweave.advice.option import Advice, Option, Unpriced
@@ -36,19 +38,21 @@ def advise(trace: Trace, network: Network, *, workers: int) -> Advice:
 
 
 def faster_with_same_batch(
-    trace: Trace, network: Network, *, workers: int, than_s: float
+    trace: Trace, network: Network, *, workers: int, than_s: float, passes: int = 1
 ) -> tuple[Option, ...]:
     """What would take clearly less than ``than_s`` for a step, with the same batches and workers.
 
-    Of ways that change the same the fastest; what cannot be priced is left out.
+    Of ways that change the same the fastest; what cannot be priced is left out. Of a step's
+    ``passes`` the last is synchronised, and the others take the same whatever way is taken.
     """
     job = Job(trace, network, workers=workers)
+    others_s = (passes - 1) * trace.compute_s
     ways, _ = _priced(job, SAME_BATCH)
-    faster = [(name, way) for name, way in ways if way.step_s < (1 - CLEARLY) * than_s]
+    faster = [(name, way) for name, way in ways if way.step_s + others_s < (1 - CLEARLY) * than_s]
     ordered = _fastest_first(faster)
     first_of_its_kind = {way.changes: (name, way) for name, way in reversed(ordered)}
     return tuple(
-        _option(name, way, job, compared_with_s=than_s)
+        _in_steps_of(_option(name, way, job, compared_with_s=than_s), passes, others_s)
         for name, way in ordered
         if first_of_its_kind[way.changes] == (name, way)
     )
@@ -98,6 +102,22 @@ def _option(name: str, way: Way, job: Job, *, compared_with_s: float) -> Option:
         memory_bytes=memory_bytes(job.trace, way.planned.plan, workers=way.workers),
         changes=way.changes,
         code=way.code,
+    )
+
+
+def _in_steps_of(option: Option, passes: int, others_s: float) -> Option:
+    """Return what it comes to where its step is the last of some passes."""
+    if passes == 1:
+        return option
+    step_s = option.step_s + others_s
+    slower = option.step_s / step_s
+    return replace(
+        option,
+        accumulation=passes,
+        compute_s=option.compute_s + others_s,
+        step_s=step_s,
+        samples_per_s=option.samples_per_s * passes * slower,
+        gain=option.gain * slower,
     )
 
 

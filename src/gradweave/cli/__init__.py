@@ -16,6 +16,7 @@ from gradweave.cli import (
     plan,
     record,
     report,
+    run,
     simulate,
 )
 from gradweave.cli.parser import Parser
@@ -42,6 +43,7 @@ VERBS = {
     "list": listing,
     "lab": lab,
     "doctor": doctor,
+    "run": run,
     "record": record,
     "calibrate": calibrate,
     "plan": plan,

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.comm.own_group import OwnGroup
 from gradweave.compression import EXACT, SPARSE, Compression
-from gradweave.errors import RequestError
+from gradweave.errors import PlanMismatch, RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.clocks import clock_for
 from gradweave.measure.spans import SpanRecorder
@@ -44,8 +44,20 @@ from gradweave.runtime.options import (
 )
 from gradweave.runtime.parameters import check_compressible, planned_parameters
 from gradweave.runtime.phase_news import PhaseNews
-from gradweave.runtime.plan_cache import PlanCache, open_cache, watching
-from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
+from gradweave.runtime.plan_cache import (
+    PlanCache,
+    agreed_recipe,
+    check_recipe,
+    open_cache,
+    watching,
+)
+from gradweave.runtime.plan_source import (
+    PlanSource,
+    device_name,
+    given_plan,
+    plan_in,
+    require_fit,
+)
 from gradweave.runtime.planned import Planned
 from gradweave.runtime.precision import (
     check_roundable,
@@ -192,6 +204,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             messages.thread()
             check_ways(options, plan, messages.topology)
         probing = OwnGroup(group, make_group) if plans else None
+        self._topology = None if probing is None else probing.topology
         self._sparse = None
         if options.compression is not None:  # for life: residuals stay with other buckets
             assert messages is not None
@@ -292,11 +305,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         )
         plan = plan_in(given)
         if plan is not None:
-            if plan.passes == "both":
-                raise RequestError(
-                    "the plan is one for both passes; wrap the model with ShardedDataParallel, or "
-                    "plan for backward"
-                )
+            _check_passes(plan)
             require_fit(plan, self._planned, self.process_group)
         return given
 
@@ -332,11 +341,57 @@ class DistributedDataParallel(Planned, TorchDDP):
             is_whole_model=is_whole(compression),
         )
 
+    def adopt(self, recipe: Recipe | str | None) -> bool:
+        """Begin with what an earlier run has chosen, as if it had been remembered; say whether.
+
+        For checkpoints that are loaded when the model is wrapped already: before the first step, on
+        every rank. Rank 0's recipe counts, or its text. Where it will not do, one line in its log
+        says why, and planning goes on as if there were none.
+        """
+        text = recipe.to_text() if isinstance(recipe, Recipe) else recipe or ""
+        if self.process_group.size() == 1:
+            return False
+        adopted, why = agreed_recipe(self.process_group, text, self._adoptable)
+        if why and self.process_group.rank() == 0:
+            logger.warning("leaving a recipe alone: %s", why)
+        if adopted is None:
+            return False
+        assert self._session is not None, "it plans"
+        assert self._engine is not None, "this is no copy"
+        task = self._session.task
+        self._session.adopt(adopted, replace(task, **watching(self._options, is_remembered=True)))
+        self._engine.install(adopted.plan)
+        self._note_findings()
+        return True
+
+    def _adoptable(self, text: str) -> Recipe:
+        """Return the recipe, or raise for whatever reason it cannot be adopted on this rank."""
+        recipe = Recipe.from_text(text)
+        if self._driver is None or self._topology is None:
+            raise RequestError(self._why_unplanned or "nothing is being planned")
+        found = self.findings()
+        if self._driver.has_begun:
+            raise RequestError("steps have been taken; give it before the first")
+        if found.plan is not None or found.is_whole:
+            raise RequestError("how messages travel is settled")
+        why = recipe.why_not(workers=self.process_group.size(), device=device_name(self.device))
+        if why is not None:
+            raise PlanMismatch(why)
+        check_recipe(recipe, self._driver.session.task, check=self._check_adoptable)
+        check_ways(self._options, recipe.plan, self._topology)
+        return recipe
+
+    def _check_adoptable(self, plan: Plan) -> None:
+        """Raise where this wrapper cannot carry it out."""
+        check_plan(plan, self._options)
+        _check_passes(plan)
+        plan.check_fits({name: parameter.numel() for name, parameter in self._planned.items()})
+
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._engine is not None and self._engine.sender is not None:
             self._engine.sender.raise_failure()
         if self._driver is not None:
-            self._between_steps(inputs, is_compiling=torch.compiler.is_compiling())
+            self._between_steps((inputs, kwargs), is_compiling=torch.compiler.is_compiling())
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
         recorder, clock = self._recorder if is_synchronised else None, self._clock
         if clock is not None:
@@ -536,6 +591,14 @@ def _close(
     for own_group in (messages, probing):
         if own_group is not None:
             own_group.close()
+
+
+def _check_passes(plan: Plan) -> None:
+    if plan.passes == "both":
+        raise RequestError(
+            "the plan is one for both passes; wrap the model with ShardedDataParallel, or plan for "
+            "backward"
+        )
 
 
 def _named(torch_arguments: tuple[Any, ...]) -> dict[str, Any]:

@@ -91,6 +91,11 @@ class Driver:
         return self.session.is_over
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a step was over since the model was wrapped."""
+        return self._steps > 0
+
+    @property
     def steps(self) -> int:
         """How many there were since the first."""
         return max(0, self._steps - 1)

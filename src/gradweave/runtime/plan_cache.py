@@ -66,19 +66,10 @@ class PlanCache:
 
     def recalled(self, group: dist.ProcessGroup) -> Recipe | None:
         """Return what an earlier run has left; None on all ranks where that will not do."""
-        device = group_device(group)
-        text = broadcast_text(group, self._read() if self._is_rank_0 else "", device=device)
-        if not text:
-            return None
-        recipe, why = None, ""
-        try:
-            recipe = self._usable(text)
-        except Exception as error:  # noqa: BLE001 others have to be told
-            why = self._reason(error)
-        for rank, said in enumerate(gather_text(group, why, device=device)):
-            if said:
-                self._warn("planning anew", f"{said} (rank {rank})")
-                return None
+        text = self._read() if self._is_rank_0 else ""
+        recipe, why = agreed_recipe(group, text, self._usable, reason=self._reason)
+        if why:
+            self._warn("planning anew", why)
         return recipe
 
     def keep(self, found: Findings) -> None:
@@ -88,7 +79,7 @@ class PlanCache:
         if not self._keeps or plan is None or not is_chosen or plan is self._seen:
             return
         self._seen = plan
-        if not self._is_for_good(plan):
+        if not is_for_good(plan, self._task):
             return
         try:
             recipe = found.recipe(
@@ -119,22 +110,8 @@ class PlanCache:
         remembered = files.loads(text, Remembered, origin=str(self._path))
         if why := remembered.key.why_not(self._key):
             raise PlanMismatch(why)
-        recipe, workers = remembered.recipe, self._task.workers
-        plan, trace, network = recipe.plan, recipe.trace, recipe.network
-        if not self._is_for_good(plan):
-            raise PlanMismatch("its plan is for another density")
-        self._check_plan(plan)
-        # Sessions do both with what they are given.
-        simulate(trace, plan, network, workers=workers)
-        verdict(trace, plan, network, workers=workers)
-        return recipe
-
-    def _is_for_good(self, plan: Plan) -> bool:
-        """Whether it is for the last density, not for one that warms up."""
-        at = self._task.compression_at
-        last = None if at is None else at(LAST_STEP)
-        found = {bucket.compression for bucket in plan.buckets if bucket.is_sparse}
-        return found <= {last}
+        check_recipe(remembered.recipe, self._task, check=self._check_plan)
+        return remembered.recipe
 
     def _warn(self, then: str, why: str) -> None:
         if self._is_rank_0:
@@ -144,8 +121,57 @@ class PlanCache:
         """In one line, without the file's name."""
         if isinstance(error, OSError) and error.strerror:
             return error.strerror
-        text = str(error).removeprefix(f"{self._path}: ")
-        return " ".join(text.split()) or type(error).__name__
+        return in_one_line(error, origin=str(self._path))
+
+
+def in_one_line(error: Exception, *, origin: str = "") -> str:
+    """Return what it says, without the ``origin`` that it may begin with."""
+    text = str(error).removeprefix(f"{origin}: ")
+    return " ".join(text.split()) or type(error).__name__
+
+
+def agreed_recipe(
+    group: dist.ProcessGroup,
+    text: str,
+    usable: Callable[[str], Recipe],
+    *,
+    reason: Callable[[Exception], str] = in_one_line,
+) -> tuple[Recipe | None, str]:
+    """Return what rank 0's text comes to on all ranks; None, and why, where it will not do.
+
+    ``usable`` raises where it will not on this rank. Without a text there is no reason either.
+    """
+    device = group_device(group)
+    text = broadcast_text(group, text, device=device)
+    if not text:
+        return None, ""
+    recipe, why = None, ""
+    try:
+        recipe = usable(text)
+    except Exception as error:  # noqa: BLE001 others have to be told
+        why = reason(error)
+    for rank, said in enumerate(gather_text(group, why, device=device)):
+        if said:
+            return None, f"{said} (rank {rank})"
+    return recipe, ""
+
+
+def check_recipe(recipe: Recipe, task: PlanningTask, *, check: Callable[[Plan], None]) -> None:
+    """Raise unless a session can begin with it; ``check`` raises where a wrapper cannot."""
+    plan, trace, network = recipe.plan, recipe.trace, recipe.network
+    if not is_for_good(plan, task):
+        raise PlanMismatch("its plan is for another density")
+    check(plan)
+    # Sessions do both with what they are given.
+    simulate(trace, plan, network, workers=task.workers)
+    verdict(trace, plan, network, workers=task.workers)
+
+
+def is_for_good(plan: Plan, task: PlanningTask) -> bool:
+    """Whether it is for the last density, not for one that warms up."""
+    last = None if task.compression_at is None else task.compression_at(LAST_STEP)
+    found = {bucket.compression for bucket in plan.buckets if bucket.is_sparse}
+    return found <= {last}
 
 
 def open_cache(

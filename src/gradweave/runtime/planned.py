@@ -15,6 +15,7 @@ from gradweave.measure.link_bursts import link_transfers
 from gradweave.measure.spans import SpanRecorder, aligned_timelines
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
+from gradweave.runtime.account import PlanningAccount
 from gradweave.runtime.driver import Driver
 from gradweave.runtime.keeping import (
     Folder,
@@ -29,8 +30,7 @@ from gradweave.runtime.phase_news import PhaseNews, gather_news, known_typical, 
 from gradweave.runtime.plan_cache import PlanCache
 from gradweave.runtime.plan_source import device_name
 from gradweave.runtime.step_clock import KEPT_STEPS, StepClock
-from gradweave.session.explain import explanation
-from gradweave.session.findings import Findings, Stage
+from gradweave.session.findings import Findings
 from gradweave.session.healing import Sent
 from gradweave.session.kept_run import RankNotes, Training
 from gradweave.session.link_times import link_times
@@ -66,32 +66,32 @@ class Planned:
     _recorder: SpanRecorder | None
     _clock_offset_s: float
 
+    def account(self) -> PlanningAccount:
+        """Return what tells of this wrapper's planning, now and when the wrapper is gone."""
+        return PlanningAccount(
+            self._session,
+            self._driver,
+            why_unplanned=self._why_unplanned,
+            workers=self.process_group.size(),
+            device=device_name(self._device),
+            baseline=self._baseline,
+        )
+
     @property
     def plan(self) -> Plan | None:
         """What is carried out; None while it is being found, and where nothing is planned.
 
         While densities warm up it is the best one for the present density.
         """
-        return self.findings().plan
+        return self.account().plan
 
     def findings(self) -> Findings:
         """What planning has found out so far, and who was slow when ``slow_ranks`` was called."""
-        slow = self._slow_ranks
-        if self._session is None:
-            return Findings(stage=Stage.SETTLED, note=self._why_unplanned, slow_ranks=slow)
-        found = self._session.findings
-        if self._driver is not None:
-            found = replace(found, steps=self._driver.steps)
-        return replace(found, slow_ranks=slow) if slow else found
+        return replace(self.account().findings(), slow_ranks=self._slow_ranks)
 
     def explain(self) -> str:
         """What was measured, what was tried, what was chosen, what it gains, and who is slow."""
-        return explanation(
-            self.findings(),
-            workers=self.process_group.size(),
-            baseline=self._baseline,
-            who_is_slow=self._who_is_slow(),
-        )
+        return self.account().explain(who_is_slow=self._who_is_slow())
 
     def slow_ranks(self, *, steps: int = KEPT_STEPS) -> tuple[SlowRank, ...]:
         """Which ranks let all others wait, the worst first; none where that may be noise.
@@ -144,11 +144,7 @@ class Planned:
 
     def recipe(self) -> Recipe:
         """What a restart can be given as ``plan``."""
-        return self.findings().recipe(
-            workers=self.process_group.size(),
-            device=device_name(self._device),
-            why_not=self.explain(),
-        )
+        return self.account().recipe()
 
     def timeline(self) -> Timeline:
         """The last step as this rank saw it."""

@@ -192,7 +192,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             self._news.forward_begins()
         self._engine.begin_forward(is_synchronised=is_synchronised)
         if self._driver is not None and torch.is_grad_enabled():
-            self._driver.forward_begins(batch_size(inputs))
+            self._driver.forward_begins(batch_size((inputs, kwargs)))
         if is_synchronised and self.broadcast_buffers:
             self._broadcast_buffers()
         output = self._engine.call(*inputs, **kwargs)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from statistics import median_low
 
 from msgspec import Struct
 from torch import nn
@@ -28,6 +29,7 @@ class RankSurvey(Struct, frozen=True, kw_only=True, tag=True):
     order: tuple[str, ...]  # in which gradients came first
     is_reordered: bool  # they came in another order later
     batch_size: int
+    passes: int  # that began in a step
 
 
 class Survey(Activity):
@@ -47,22 +49,26 @@ class Survey(Activity):
         self._steps_left, self._to_record = WARMUP_STEPS + steps, steps
         self._observed: list[Iteration] = []
         self._batch_size = 1
+        self._passes, self._passes_by_step = 0, list[int]()
         self._open = ExitStack()
         self._open.callback(close)
         self._observer = self._open.enter_context(observing(module, parameters))
 
     def forward_begins(self, batch_size: int) -> None:
         self._batch_size = batch_size
+        self._passes += 1
         self._observer.begin()
 
     def step_over(self) -> None:
         iteration = self._observer.iteration()
         self._observer.begin()
+        passes, self._passes = self._passes, 0
         if self._steps_left == 0:
             return
         self._steps_left -= 1
         if self._steps_left < self._to_record and iteration is not None and iteration.ready_s:
             self._observed.append(iteration)
+            self._passes_by_step.append(max(1, passes))
         if self._steps_left == 0:
             self._open.close()  # until all ranks have been told there is nothing more to note
 
@@ -78,6 +84,7 @@ class Survey(Activity):
             order=orders[0],
             is_reordered=any(order != orders[0] for order in orders),
             batch_size=self._batch_size,
+            passes=median_low(self._passes_by_step),
         )
 
     def agreed(self, parts: Sequence[RankSurvey]) -> Recorded | Unplannable:
@@ -99,7 +106,7 @@ class Survey(Activity):
             batch_size=parts[0].batch_size,
             iterations=self._to_record,
         )
-        return Recorded(trace.in_order(order))
+        return Recorded(trace.in_order(order), parts[0].passes)
 
     def close(self) -> None:
         self._open.close()

@@ -92,6 +92,7 @@ class Recorded(Struct, frozen=True, tag=True):
     """When gradients are ready, on the rank where each is last."""
 
     trace: Trace
+    passes: int = 1  # forward passes in a step, of which the last was recorded
 
 
 class Probed(Struct, frozen=True, tag=True):

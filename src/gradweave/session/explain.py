@@ -58,8 +58,8 @@ def _how(found: Findings, workers: int, baseline: str) -> list[str]:
         since = ", remembered from an earlier run" if found.is_remembered else ""
         return [f"{_buckets(plan)}, {how}{since}."]
     return [
-        _measured(found.trace, workers),
-        *_tried(found.trials, plan, baseline),
+        _measured(found, found.trace, workers),
+        *_tried(found, plan, baseline),
         *_gain(found.trials, plan, found.trace, found.network, workers=workers, baseline=baseline),
         *_kept(found, baseline),
         *_cost(found),
@@ -102,7 +102,7 @@ def _so_far(found: Findings, workers: int, baseline: str) -> list[str]:
     waits = "" if found.waits_for is None else f"; waits for {found.waits_for}"
     lines = [f"No plan yet: {found.stage}{step}{waits}."]
     if found.trace is not None:
-        lines.append(_measured(found.trace, workers))
+        lines.append(_measured(found, found.trace, workers))
     if found.network is not None:
         lines.append(_learnt(found.network, workers))
     if found.baseline_step_s is not None:
@@ -150,7 +150,13 @@ def _other_ways(found: Findings, workers: int) -> list[str]:
         return []
     if found.worth is not None or (found.plan is not None and found.plan.passes == "both"):
         return []
-    faster = faster_with_same_batch(trace, network, workers=workers, than_s=now.iteration_s)
+    faster = faster_with_same_batch(
+        trace,
+        network,
+        workers=workers,
+        than_s=found.step_of_s(now.iteration_s),
+        passes=found.passes,
+    )
     if not faster:
         return []
     said = ", ".join(map(_said, faster[:MOST_OTHER_WAYS]))
@@ -166,23 +172,25 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _measured(trace: Trace, workers: int) -> str:
+def _measured(found: Findings, trace: Trace, workers: int) -> str:
+    each = "" if found.passes == 1 else f" in each of {found.passes} passes"
     return (
         f"Measured: {len(trace.tensors)} gradients, {trace.nbytes.sum() / 1e6:.1f} MB; "
-        f"forward {trace.forward_s * 1e3:.1f} ms, backward {trace.backward_s * 1e3:.1f} ms; "
+        f"forward {trace.forward_s * 1e3:.1f} ms, backward {trace.backward_s * 1e3:.1f} ms{each}; "
         f"{workers} workers."
     )
 
 
-def _tried(trials: Sequence[Trial], plan: Plan, baseline: str) -> list[str]:
+def _tried(found: Findings, plan: Plan, baseline: str) -> list[str]:
     lines = []
-    for trial in trials:
+    of = "an iteration" if found.passes == 1 else f"a step of {found.passes} passes"
+    for trial in found.trials:
         tried = trial.candidate.plan
         name = baseline if trial.candidate.is_baseline else tried.planner
         times = " and ".join(f"{taken_s * 1e3:.1f}" for taken_s in trial.rounds_s)
         lines.append(
             f"Tried: {name}, {_buckets(tried)}: predicted "
-            f"{trial.candidate.predicted_s * 1e3:.1f} ms an iteration, a step took "
+            f"{found.step_of_s(trial.candidate.predicted_s) * 1e3:.1f} ms {of}, a step took "
             f"{times} ms{' (chosen)' if tried == plan else ''}."
         )
     return lines

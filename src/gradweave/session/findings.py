@@ -35,6 +35,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     most_steps: int | None = None  # after which planning ends, while it goes on
     waits_for: str | None = None  # in words, while planning goes on
     trace: Trace | None = None
+    passes: int = 1  # in a step; the trace is of the last, the others only add to gradients
     network: Network | None = None
     trials: tuple[Trial, ...] = ()
     plan: Plan | None = None
@@ -57,6 +58,11 @@ class Findings(Struct, frozen=True, kw_only=True):
         if self.step_s is None or self.baseline_step_s is None:
             return None
         return self.baseline_step_s / self.step_s
+
+    def step_of_s(self, iteration_s: float) -> float:
+        """Return what a step takes whose last pass takes so long, messages included."""
+        others_s = 0.0 if self.trace is None else (self.passes - 1) * self.trace.compute_s
+        return iteration_s + others_s
 
     @property
     def regret_steps(self) -> float | None:

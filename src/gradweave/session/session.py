@@ -97,6 +97,11 @@ class Session:
             return self.stop(reply.why)
         return self._resume(reply)
 
+    def adopt(self, recipe: Recipe, task: PlanningTask) -> None:
+        """Begin with what an earlier run has chosen; before the first command is asked for."""
+        self.task, self._known = task, Knowledge(task)
+        self._accept(recipe, is_remembered=True)
+
     def stop(self, why: str) -> Command | None:
         """Keep a plan that is settled; otherwise leave what the wrapper began with.
 
@@ -202,7 +207,7 @@ class Session:
         if isinstance(recorded, Unplannable):
             yield self._give_up(recorded.why, recorded.order)
             return False
-        known.note(stage=Stage.LEARNING, trace=recorded.trace)
+        known.note(stage=Stage.LEARNING, trace=recorded.trace, passes=recorded.passes)
         if task.compression_at is None:
             compression = None
             visit = yield from baseline_visit(known)
@@ -252,7 +257,7 @@ class Session:
             known.note(stage=Stage.SETTLED, note=recorded.why)
             return
         trace = recorded.trace
-        known.note(trace=trace)
+        known.note(trace=trace, passes=recorded.passes)
         network = yield from learn_prices(known)
         priced = yield from price_compression(known, network, compression)
         plan = merge(

@@ -1,0 +1,124 @@
+"""Running a script that knows nothing of us with our wrapper in place of torch's."""
+
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import torch.distributed as dist
+from msgspec import Struct
+
+from gradweave.errors import RequestError
+from gradweave.integrations.stand_in import in_torchs_place, stand_in
+from gradweave.runtime.account import PlanningAccount
+from gradweave.runtime.ddp import DistributedDataParallel
+
+# What launchers tell each of the processes that they start: torchrun, srun, mpirun.
+RANKS_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+ALONE = (
+    "gradweave: no launcher has started this process, and those that the script starts would have "
+    "torch's class, so all have it; start all of them with torchrun"
+)
+
+
+class Script(Struct, frozen=True, kw_only=True):
+    """What is to be run: a file, or the module of that name."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+class _Made(Struct, frozen=True, kw_only=True):
+    """A model that was wrapped, and who tells of it."""
+
+    model: str
+    account: PlanningAccount
+    speaks: bool
+
+
+def run_script(script: Script, options: Mapping[str, Any], *, to: TextIO) -> int:
+    """Run it as Python would, and write what its wrappers have found at its end, on rank 0.
+
+    ``options`` are for each wrapper. Return 1 where an exception ended it, whose traceback is
+    printed as Python prints it; what the script exits with is passed on. A process that was
+    started alone keeps torch's class.
+    """
+    if not script.is_module and not Path(script.name).exists():
+        raise RequestError(f"there is no file {script.name}")
+    rank = next((os.environ[name] for name in RANKS_NAMES if name in os.environ), None)
+    made: list[_Made] = []
+
+    def note(wrapper: DistributedDataParallel) -> None:
+        model = type(wrapper.module).__name__
+        made.append(_Made(model=model, account=wrapper.account(), speaks=dist.get_rank() == 0))
+
+    ours = nullcontext() if rank is None else in_torchs_place(stand_in(options, note))
+    try:
+        with ours, _as_main(script) as run:
+            run()
+    except Exception as error:  # noqa: BLE001 it is the script's, and shown as such
+        _show(error, script)
+        return 1
+    finally:
+        for line in _report(made, rank):
+            print(line, file=to, flush=True)
+    return 0
+
+
+@contextmanager
+def _as_main(script: Script) -> Iterator[Callable[[], object]]:
+    """Let the script find what it would find if Python had been given it."""
+    argv, first = sys.argv, sys.path[0]
+    sys.argv = [script.name, *script.arguments]
+    if script.is_module:
+        sys.path[0] = str(Path.cwd())
+    elif Path(script.name).is_file():
+        sys.path[0] = str(Path(script.name).resolve().parent)
+
+    def run() -> object:
+        if script.is_module:
+            return runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+        return runpy.run_path(script.name, run_name="__main__")
+
+    try:
+        yield run
+    finally:
+        sys.argv, sys.path[0] = argv, first
+
+
+def _report(made: Sequence[_Made], rank: str | None) -> Iterator[str]:
+    if rank is None:
+        yield ALONE
+    elif not made and rank == "0":
+        yield "gradweave: no model was wrapped in this process by torch's DistributedDataParallel"
+    for number, one in enumerate(made, 1):
+        if one.speaks:
+            of = f", model {number} of {len(made)}" if len(made) > 1 else ""
+            yield f"gradweave{of} ({one.model}):\n{one.account.explain()}"
+
+
+def _show(error: Exception, script: Script) -> None:
+    """As Python does where nobody catches it: from the script's own lines on."""
+    traceback = _from_script(error.__traceback__, script)
+    # What looks at the end for what has ended a script finds it.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
+    sys.excepthook(type(error), error, traceback)
+
+
+def _from_script(traceback: TracebackType | None, script: Script) -> TracebackType | None:
+    at = traceback
+    while at is not None:
+        is_main = at.tb_frame.f_globals.get("__name__") == "__main__"
+        if is_main and at.tb_frame.f_code.co_name == "<module>" and _is_of(at, script):
+            return at
+        at = at.tb_next
+    return traceback
+
+
+def _is_of(traceback: TracebackType, script: Script) -> bool:
+    return script.is_module or traceback.tb_frame.f_code.co_filename == script.name

@@ -1,0 +1,267 @@
+"""`gradweave run`: a script as Python would run it, with our wrapper in place of torch's."""
+
+import contextlib
+import copy
+import io
+import json
+import os
+import pickle
+import re
+import runpy
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import pytest
+import torch
+from ranks import on_processes
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from gradweave import DistributedDataParallel, RequestError
+from gradweave.cli import main
+from gradweave.integrations.script import RANKS_NAMES, Script, run_script
+from gradweave.integrations.stand_in import in_torchs_place, stand_in
+
+QUICK = {"record_steps": 1, "trial_steps": 1}
+TRAINING = """
+import json, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(steps):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 2))
+    model = DDP(model, bucket_cap_mb=0.0001)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    torch.manual_seed(1 + dist.get_rank())
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 6)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, type(model) is DDP, isinstance(model, torch.nn.parallel.DistributedDataParallel)
+"""
+
+
+def ran(group, text, arguments, folder, options):
+    """What a script says with ours and with torch's, and what is said of it."""
+    script = folder / f"script {group.rank()}.py"
+    script.write_text(TRAINING + textwrap.dedent(text))
+    os.environ["RANK"] = str(group.rank())
+    found, said = [], io.StringIO()
+    for is_ours in (True, False):
+        out, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            if is_ours:
+                code = run_script(
+                    Script(name=str(script), arguments=arguments), QUICK | options, to=said
+                )
+            else:
+                sys.argv = [str(script), *arguments]
+                code = 0
+                with contextlib.suppress(ZeroDivisionError):
+                    runpy.run_path(str(script), run_name="__main__")
+        found.append((out.getvalue(), code, errors.getvalue()))
+    return found, said.getvalue(), torch.nn.parallel.DistributedDataParallel is TorchDDP
+
+
+def on_two(text, *arguments, scratch, **options):
+    return on_processes(2, ran, text, arguments, scratch, options, scratch=scratch)
+
+
+def test_a_script_does_as_ever(tmp_path):
+    """Seconds: a whole course of planning. Names, arguments and results are the script's own."""
+    text = """
+        import os
+        losses, *kinds = train(200)
+        print(json.dumps([losses, kinds, sys.argv[1:], __name__, os.path.basename(__file__)]))
+        print(sys.path[0] == os.path.dirname(__file__))
+    """
+    for rank, (found, said, is_restored) in enumerate(
+        on_two(text, "--epochs", "3", "--", "-x", scratch=tmp_path)
+    ):
+        (ours, code, _), (torchs, _, _) = found
+        ours, torchs = ours.splitlines(), torchs.splitlines()
+        assert ours[0] == torchs[0]
+        assert json.loads(ours[0])[1:] == [
+            [True, True],
+            ["--epochs", "3", "--", "-x"],
+            "__main__",
+            f"script {rank}.py",
+        ]
+        assert ours[1] == "True"
+        assert code == 0
+        assert is_restored
+        if rank == 0:
+            assert said.startswith("gradweave (Sequential):\nMeasured: 4 gradients, ")
+        else:
+            assert said == ""
+
+
+def test_each_wrapper_is_told_of(tmp_path):
+    text = """
+        print(train(5)[1:], train(3)[1:])
+    """
+    (_, said, _), (_, nothing, _) = on_two(text, scratch=tmp_path)
+    of = re.findall(r"(?m)^gradweave, model (\d) of 2 \(Sequential\):\nNo plan yet: ", said)
+    assert of == ["1", "2"]
+    assert nothing == ""
+
+
+def test_an_error_is_the_scripts_own(tmp_path):
+    """Its traceback begins with its own lines, and what was found is told all the same."""
+    text = """
+        def fails():
+            return 1 / 0
+
+        train(3)
+        fails()
+    """
+    for rank, (((_, code, errors), _), said, is_restored) in enumerate(
+        on_two(text, scratch=tmp_path)
+    ):
+        assert code == 1
+        lines = errors.splitlines()
+        assert lines[0] == "Traceback (most recent call last):"
+        assert f'script {rank}.py", line ' in lines[1]
+        assert lines[1].endswith(", in <module>")
+        assert lines[-1] == "ZeroDivisionError: division by zero"
+        assert said.startswith("gradweave (Sequential):\nNo plan yet: ") == (rank == 0)
+        assert is_restored
+
+
+def test_options_are_for_every_wrapper(tmp_path):
+    text = """
+        class Mine(DDP):
+            pass
+
+        model = Mine(torch.nn.Linear(2, 2), trial_steps=3)
+        print(model._options.planner, model._options.trial_steps, type(model) is Mine)
+        plain = DDP(torch.nn.Linear(2, 2), None)
+        print(plain._options.planner, isinstance(plain, Mine), issubclass(Mine, DDP))
+    """
+    script = tmp_path / "options.py"
+    script.write_text(TRAINING + textwrap.dedent(text))
+    results = on_processes(2, printed, str(script), {"planner": "wfbp"}, scratch=tmp_path)
+    assert results == ["wfbp 3 True\nwfbp False True\n"] * 2
+
+
+def printed(group, script, options):
+    out = io.StringIO()
+    os.environ["RANK"] = str(group.rank())
+    with contextlib.redirect_stdout(out):
+        assert run_script(Script(name=script), options, to=io.StringIO()) == 0
+    return out.getvalue()
+
+
+def stood_in(group):
+    made = []
+    replacement = stand_in(QUICK, made.append)
+    with in_torchs_place(replacement):
+        ours = torch.nn.parallel.DistributedDataParallel(nn.Linear(2, 3))
+        torchs = TorchDDP(nn.Linear(2, 3))
+        is_one = [isinstance(one, replacement) for one in (ours, torchs, ours.module)]
+        is_ours = [isinstance(one, DistributedDataParallel) for one in (ours, torchs, ours.module)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of groups that are not in a copy
+            again = [type(copy.deepcopy(ours)), type(pickle.loads(pickle.dumps(ours)))]  # noqa: S301
+        seen = []
+        ours.module.register_forward_hook(
+            lambda *_: seen.append(TorchDDP._get_active_ddp_module() is ours)
+        )
+        ours(torch.ones(1, 2)).sum().backward()
+    torch_again = torch.nn.parallel.distributed.DistributedDataParallel is TorchDDP
+    assert TorchDDP._get_active_ddp_module() is None
+    return is_one, is_ours, again, seen, made == [ours], torch_again
+
+
+def test_what_stands_for_torchs_class_is_taken_for_it(tmp_path):
+    for is_one, is_ours, again, seen, is_told, torch_again in on_processes(
+        2, stood_in, scratch=tmp_path
+    ):
+        assert is_one == [True, True, False]
+        assert is_ours == [True, False, False]
+        assert again == [DistributedDataParallel] * 2
+        assert seen == [True]  # torch.compile asks torch's class for it
+        assert is_told
+        assert torch_again
+
+
+MISTAKES = {
+    "no script": (["nowhere.py"], "there is no file nowhere.py"),
+    "no plan": (["--plan", "nowhere.json", __file__], "there is no file nowhere.json; --plan"),
+    "precision": (["--precision", "bold", __file__], "no precision 'bold'"),
+    "planner": (["--planner", "bold", __file__], "no planner 'bold'"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line(capsys, name):
+    arguments, why = MISTAKES[name]
+    assert main(["run", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gradweave run: {why}")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+
+
+def test_a_process_that_nobody_launched_keeps_torchs_class(capsys, tmp_path, monkeypatch):
+    """Others that the script starts know nothing of us, and all have to be alike."""
+    for name in RANKS_NAMES:
+        monkeypatch.delenv(name, raising=False)
+    script = tmp_path / "alone.py"
+    script.write_text(
+        "from torch.nn.parallel import DistributedDataParallel as D\nprint(D.__mro__)"
+    )
+    assert main(["run", str(script)]) == 0
+    out, err = capsys.readouterr()
+    assert "torch" in out
+    assert "gradweave" not in out
+    assert err.startswith("gradweave: no launcher has started this process")
+
+
+@pytest.mark.usefixtures("launched")
+def test_a_script_that_wraps_nothing_is_told_so(capsys, tmp_path):
+    script = tmp_path / "nothing.py"
+    script.write_text("print('done')")
+    assert main(["run", str(script)]) == 0
+    out, err = capsys.readouterr()
+    assert out == "done\n"
+    assert err.startswith("gradweave: no model was wrapped in this process")
+
+
+def test_a_missing_file_of_the_scripts_is_no_mistake_of_the_commands(capsys, tmp_path):
+    script = tmp_path / "reads.py"
+    script.write_text("open('nowhere.txt')")
+    assert main(["run", str(script)]) == 1
+    assert "FileNotFoundError: [Errno 2] No such file" in capsys.readouterr().err
+
+
+def test_refusals_are_raised():
+    with pytest.raises(RequestError, match="there is no file"):
+        run_script(Script(name="nowhere.py"), {}, to=io.StringIO())
+
+
+CODES = {"exit(0)": 0, "sys.exit(7)": 7, "sys.exit('enough')": 1, "1 / 0": 1}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_exit_codes_are_kept(tmp_path, code):
+    """A second each: as a command."""
+    (tmp_path / "ends.py").write_text(f"import sys\n{code}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "gradweave", "run", "-m", "ends"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "RANK": "1"},
+    )
+    assert done.returncode == CODES[code], done.stderr
