@@ -1,6 +1,5 @@
 """A class that stands where torch's wrapper stood, for code that cannot be changed."""
 
-import copyreg
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,10 +59,15 @@ def stand_in(options: Mapping[str, Any], on_made: OnMade) -> type[DistributedDat
 
         def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
             del protocol
-            return copyreg.__newobj__, (DistributedDataParallel,), self.__getstate__()  # type: ignore[attr-defined]
+            return _empty_wrapper, (), self.__getstate__()
 
     InTorchsPlace.__name__ = InTorchsPlace.__qualname__ = NAME  # as it is printed
     return InTorchsPlace
+
+
+def _empty_wrapper() -> DistributedDataParallel:
+    """Where pickle puts what it has read: it knows a class by where that is, and ours is nowhere."""
+    return DistributedDataParallel.__new__(DistributedDataParallel)
 
 
 @contextmanager
