@@ -76,7 +76,7 @@ def test_it_is_used_from_an_empty_environment(tmp_path):
     (wheel,) = dist.glob("gradweave-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     package = ROOT / "src" / "gradweave"
-    sources = {f for f in package.rglob("*") if f.is_file() and f.suffix not in {".pyc", ".pyo"}}
+    sources = {f for f in package.rglob("*") if f.is_file() and f.parent.name != "__pycache__"}
     assert {str(file.relative_to(package.parent)) for file in sources} <= names
     assert not [name for name in names if not name.startswith("gradweave")]
 
