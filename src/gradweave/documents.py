@@ -7,10 +7,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gradweave.checks import first_twice
 from gradweave.errors import FormatError
 from gradweave.upgrades import UPGRADES
+from gradweave.vocabulary import is_writable, printable, quoted
 
 Value = TypeVar("Value")
+
+# Of what is wrong with a document: texts in it may be of any length.
+LONGEST_COMPLAINT = 600
 
 
 def to_document(value: object, schema: str) -> dict[str, Any]:
@@ -22,6 +27,7 @@ def from_document(document: Any, kind: type[Value], *, schema: str, origin: str)
 
     ``origin`` is what error messages call the document, which stays as it is.
     """
+    origin = printable(origin)
     found = None
     if isinstance(document, Mapping):
         document = dict(document)
@@ -30,17 +36,21 @@ def from_document(document: Any, kind: type[Value], *, schema: str, origin: str)
         found, upgrade = UPGRADES[found]
         document = upgrade(document)
     if found != schema:
-        raise FormatError(f"{origin}: schema: expected {schema!r}, found {found!r}")
+        raise FormatError(f"{origin}: schema: expected {schema!r}, found {quoted(found)}")
+    if (text := _first_unwritable(document)) is not None:
+        raise FormatError(f"{origin}: {quoted(text)} is no text that can be written")
     try:
         value = msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        raise FormatError(f"{origin}: {_field_first(str(error), document)}") from None
+        said = printable(_field_first(str(error), document), most=LONGEST_COMPLAINT)
+        raise FormatError(f"{origin}: {said}") from None
     if missing := _first_missing(document, msgspec.to_builtins(value)):
         raise FormatError(f"{origin}: {missing} is missing; files have no defaults")
     return value
 
 
 def parsed(text: str, *, origin: str) -> Any:
+    origin = printable(origin)
     try:
         return json.loads(text, object_pairs_hook=_without_duplicates)
     except json.JSONDecodeError as error:
@@ -56,20 +66,33 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """JSON lets a key stand twice and the last one win; a person meant one of them."""
     document = dict(pairs)
     if len(document) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {twice!r} stands twice in one object")
+        twice = first_twice(key for key, _ in pairs)
+        raise ValueError(f"key {quoted(twice)} stands twice in one object")
     return document
+
+
+def _first_unwritable(document: Any) -> str | None:
+    """JSON can write half a character, as ``\\ud800``; no file, page or terminal can show it."""
+    left = [document]
+    while left:
+        match left.pop():
+            case str(text) if not is_writable(text):
+                return text
+            case Mapping() as inner:
+                left += inner.keys()
+                left += inner.values()
+            case list() | tuple() as inner:
+                left += inner
+    return None
 
 
 def _field_first(message: str, document: Any) -> str:
     """msgspec ends with `` - at `$.tensors[3].elements```; people look for the field first."""
-    message = message.replace("\n", "\\n")
-    match = re.fullmatch(r"(.*) - at `\$\.?(.*?)`", message)
+    match = re.fullmatch(r"(.*) - at `\$\.?(.*?)`", message, re.DOTALL)
     if match is None:
         return message
     found = _look_up(document, match[2])
-    value = f", the value is {found!r}" if isinstance(found, str | int | float) else ""
+    value = f", the value is {quoted(found)}" if isinstance(found, str | int | float) else ""
     return f"{match[2]}: {match[1]}{value}" if match[2] else f"{match[1]}{value}"
 
 

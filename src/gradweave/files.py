@@ -1,16 +1,16 @@
 """Every value as a JSON file that names its schema; strict to read, written whole or not at all."""
 
 import os
-import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from gradweave.documents import from_document, one_row_per_item, parsed, to_document
 from gradweave.errors import FormatError, RequestError
 from gradweave.kept import Account, Steps
 from gradweave.network import Network
+from gradweave.partials import partial_file
 from gradweave.plan import Plan
 from gradweave.recipe import RECIPE_SCHEMA, Recipe
 from gradweave.remembered import Remembered
@@ -85,26 +85,42 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """The whole text or nothing: an interrupted write leaves what was there before."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file to write to, which takes the place of ``path`` where the block ends well."""
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of ``path`` where the block ends well.
+
+    Whoever is killed at any moment leaves the old file or the new one: it is on the disk before it
+    takes the place. Errors name ``path``, which alone people know.
+    """
     if not str(path) or "\0" in str(path):
         raise RequestError(f"{str(path)!r} is not a file; name one to write to, without null byte")
     target = Path(os.path.realpath(path))  # a link stays a link
     if target.exists() and not target.is_file():
         raise RequestError(f"{path} is not a file; name one to write to")
-    # Not by number of process: in a shared folder other hosts write, too.
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
     try:
-        yield partial
-        if target.exists():
-            partial.chmod(target.stat().st_mode & 0o7777)
-        partial.replace(target)
+        with partial_file(target) as partial:
+            yield partial.file
+            partial.file.flush()
+            if target.exists():
+                partial.path.chmod(target.stat().st_mode & 0o7777)
+            os.fsync(partial.file.fileno())
+            partial.path.replace(target)
+        _keep_names(target.parent)
     except OSError as error:
+        if error.errno is None:
+            raise
         raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def _keep_names(folder: Path) -> None:
+    """On the disk, too, where that can be: a new name is part of its folder."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

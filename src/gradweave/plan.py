@@ -7,6 +7,7 @@ import numpy as np
 from msgspec import Struct
 
 from gradweave import notebook
+from gradweave.checks import first_twice
 from gradweave.compression import Compression
 from gradweave.costs.cost import FloatArray
 from gradweave.errors import PlanMismatch
@@ -51,9 +52,8 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("buckets must not be empty")
         if self.passes == "both" and any(bucket.compression for bucket in self.buckets):
             raise ValueError("buckets: compression thins out all-reduces; both passes have none")
-        names = [name for bucket in self.buckets for name in bucket.tensors]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+        twice = first_twice(name for bucket in self.buckets for name in bucket.tensors)
+        if twice is not None:
             raise ValueError(f"buckets: tensor {twice!r} stands in two places; it can travel once")
 
     @property

@@ -6,7 +6,7 @@ from math import isfinite
 
 from msgspec import Struct
 
-from gradweave.checks import require_not_negative, require_positive, require_text
+from gradweave.checks import first_twice, require_not_negative, require_positive, require_text
 
 OPTIONAL_TIMES = ("predicted_s", "compute_s", "exposed_s")
 
@@ -117,6 +117,5 @@ class Losses(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         labels = [series.label for series in self.series]
         if not labels:
             raise ValueError("series must not be empty")
-        if len(set(labels)) < len(labels):
-            twice = next(label for label in labels if labels.count(label) > 1)
+        if (twice := first_twice(labels)) is not None:
             raise ValueError(f"series: {twice!r} stands twice; labels must be unique")

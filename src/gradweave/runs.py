@@ -16,7 +16,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from msgspec import Struct
 
@@ -24,10 +23,12 @@ from gradweave import files
 from gradweave.errors import FormatError
 from gradweave.kept import Account, Steps
 from gradweave.network import Network
+from gradweave.partials import partial_folder
 from gradweave.plan import Plan
 from gradweave.results import Losses, Results
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
+from gradweave.vocabulary import file_name
 
 RESULTS = "results.json"  # last of all: where it is, the run has ended
 # What not every run has.
@@ -90,10 +91,10 @@ class RunFolder:
         Whoever is stopped in between leaves no results.json, and so no run.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".", suffix=".partial", dir=self.path) as scratch:
-            _write_parts(Path(scratch), run, losses)
+        with partial_folder(self.path) as scratch:
+            _write_parts(scratch, run, losses)
             self._forget([row.runtime for row in run.results.rows])
-            written = sorted(Path(scratch).rglob("*.json"), key=lambda path: path.name == RESULTS)
+            written = sorted(scratch.rglob("*.json"), key=lambda path: path.name == RESULTS)
             for path in written:
                 target = self.path / path.relative_to(scratch)
                 target.parent.mkdir(exist_ok=True)
@@ -136,12 +137,7 @@ class RunFolder:
         )
 
     def _of(self, runtime: str) -> Path:
-        return self.path / _folder_name(runtime)
-
-
-def _folder_name(runtime: str) -> str:
-    """A runtime's name may carry an argument behind a colon, which not every disk can store."""
-    return runtime.replace(":", "-").replace("/", "-")
+        return self.path / file_name(runtime)
 
 
 def _write_parts(path: Path, run: Run, losses: Losses | None) -> None:
@@ -157,7 +153,7 @@ def _write_parts(path: Path, run: Run, losses: Losses | None) -> None:
         if part is not None:
             files.write(path / name, part)
     for runtime, plan in run.plans.items():
-        folder = path / _folder_name(runtime)
+        folder = path / file_name(runtime)
         folder.mkdir()
         files.write(folder / "plan.json", plan)
         if runtime in run.predicted:

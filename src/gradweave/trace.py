@@ -9,13 +9,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave import notebook
-from gradweave.checks import LARGEST, require_not_negative, require_positive, require_text
+from gradweave.checks import (
+    LARGEST,
+    first_twice,
+    require_not_negative,
+    require_positive,
+    require_text,
+)
 from gradweave.costs.cost import FloatArray
 from gradweave.errors import RequestError
 from gradweave.vocabulary import Origin, count_text, size_text, time_text
 
 LARGEST_SCALE = 1e6
-MATRIX = 2  # dimensions
+MATRIX, MOST_DIMENSIONS = 2, 64  # torch's tensors have no more
 
 
 class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +42,11 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         require_text(self, "name")
         require_positive(self, "elements", "bytes_per_element")
         require_not_negative(self, "ready_s", "forward_s")
+        if self.shape is not None and len(self.shape) > MOST_DIMENSIONS:
+            raise ValueError(
+                f"{self.name!r}: shape must have at most {MOST_DIMENSIONS} dimensions, got "
+                f"{len(self.shape)}"
+            )
         if self.shape is not None and prod(self.shape) != self.elements:
             raise ValueError(
                 f"{self.name!r}: shape {list(self.shape)} has {prod(self.shape)} elements, not "
@@ -78,11 +89,8 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         require_positive(self, "batch_size")
         if not self.tensors:
             raise ValueError("tensors must not be empty")
-        seen: set[str] = set()
-        for tensor in self.tensors:
-            if tensor.name in seen:
-                raise ValueError(f"tensors: {tensor.name!r} stands twice; names must be unique")
-            seen.add(tensor.name)
+        if (twice := first_twice(tensor.name for tensor in self.tensors)) is not None:
+            raise ValueError(f"tensors: {twice!r} stands twice; names must be unique")
         for before, after in pairwise(self.tensors):
             if after.ready_s < before.ready_s:
                 raise ValueError(

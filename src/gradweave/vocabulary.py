@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Literal, NamedTuple
+from hashlib import sha256
+from typing import Any, Literal, NamedTuple
 
 from gradweave.errors import RequestError
 
@@ -20,6 +21,12 @@ KIB, MIB = 2**10, 2**20
 _BITS_PER_S = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": KIB, "MiB": MIB, "GiB": 2**30}
+
+# Of a line for people, and of a value in it: whatever is longer was not meant to be read.
+LONGEST_LINE, LONGEST_VALUE = 2000, 200
+ELLIPSIS = "…"
+# In bytes; disks take 255, and we put something behind it.
+LONGEST_FILE_NAME = 150
 
 
 class Way(NamedTuple):
@@ -117,6 +124,63 @@ def parse_duration(text: str) -> float:
             f"{text!r} is not a duration without its unit; write {match[1]}s or {match[1]}ms"
         )
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def printable(text: str, *, most: int = LONGEST_LINE) -> str:
+    """Text from outside, as all of it is shown: one line, and nothing that a terminal would obey.
+
+    What is no visible character is written as Python writes it (escape sequences, line ends,
+    marks that turn letters round), and of what is too long the middle is left out.
+    """
+    if len(text) <= most and text.isprintable():
+        return text
+    first, last = (text, "") if len(text) <= most else (text[:most], text[-most:])
+    shown, end = (_escaped(part) for part in (first, last))
+    if last or len(shown) > most:
+        half = (most - 1) // 2
+        shown = f"{shown[:half]}{ELLIPSIS}{(end or shown)[-half:]}"
+    return shown
+
+
+def _escaped(text: str) -> str:
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+def all_printable(value: Any) -> Any:
+    """The same numbers, lists and dictionaries, with every text in them as it can be shown."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {key: all_printable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [all_printable(one) for one in value]
+    return value
+
+
+def is_writable(text: str) -> bool:
+    """Whether it has no halves of characters, which no file can hold."""
+    return not any("\ud800" <= one <= "\udfff" for one in text)
+
+
+def quoted(text: object) -> str:
+    """As Python writes it, for a message that names what was found."""
+    return printable(repr(text), most=LONGEST_VALUE)
+
+
+def file_name(name: str) -> str:
+    """A name for a file or folder made of any name: one that stays in its place.
+
+    Names that are safe already, and those that only have a colon or a slash too many, are as they
+    always were; of all others a digest tells them apart.
+    """
+    plain = name.replace(":", "-").replace("/", "-")
+    safe = "".join(one if one.isprintable() and one != "\\" else "-" for one in plain)
+    safe = safe.lstrip(".").encode()[:LONGEST_FILE_NAME].decode(errors="ignore")
+    if safe == plain:
+        return safe
+    return f"{safe}-{sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
 def time_text(seconds: float) -> str:

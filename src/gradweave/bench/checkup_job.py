@@ -26,12 +26,11 @@ from gradweave.doctor.in_time import StoreInTime, in_time
 from gradweave.doctor.meeting import Lost, Meeting, assemble
 from gradweave.doctor.surroundings import rank_facts
 from gradweave.doctor.survey import Survey, survey
-from gradweave.doctor.words import printable
 from gradweave.errors import CollectiveError, RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.collectives import bus_factor, time_collectives
 from gradweave.torch_internals import unlisted_gloo_group
-from gradweave.vocabulary import KIB, MIB
+from gradweave.vocabulary import KIB, MIB, printable
 
 # All-reduces are long enough for their slope to hold for 100 MB, and soon done on slow networks.
 ALL_REDUCE_S = 0.1

@@ -36,7 +36,7 @@ from gradweave.presets import load_network
 from gradweave.results import Result
 from gradweave.runs import RunFolder
 from gradweave.trace import Trace
-from gradweave.vocabulary import MIB
+from gradweave.vocabulary import MIB, file_name
 
 if TYPE_CHECKING:
     from gradweave.bench.under_torchrun import Ranks
@@ -174,7 +174,7 @@ def _torchrun_command(place: Place) -> str:
 
 
 def _run_folder(folder: Path, trace: Trace, nodes: int) -> RunFolder:
-    return RunFolder(folder / f"{trace.name}-{nodes}-nodes")
+    return RunFolder(folder / file_name(f"{trace.name}-{nodes}-nodes"))
 
 
 def _folder(options: argparse.Namespace) -> Path:

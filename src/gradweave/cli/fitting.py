@@ -10,13 +10,14 @@ from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
 
+from gradweave.vocabulary import ELLIPSIS
+
 Kind = Literal["number", "name", "text"]
 
 # A narrower name, or a narrower text, would say nothing.
 LEAST_NAME, LEAST_TEXT = 18, 24
 # Of a column, beside what stands in it: two spaces and a line. And one line more at the end.
 BORDER = 3
-ELLIPSIS = "…"
 
 
 class Column(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from gradweave.checks import require_not_negative
+from gradweave.checks import LARGEST, SMALLEST, require_not_negative
 
 FloatArray = NDArray[np.float64]
 
@@ -166,11 +166,13 @@ class Curve(
             raise ValueError(f"nbytes must have at least two entries, got {len(self.nbytes)}")
         if self.nbytes[0] < 1:
             raise ValueError(f"nbytes must be positive, got {self.nbytes[0]}")
+        if self.nbytes[-1] > LARGEST:
+            raise ValueError(f"nbytes must be at most {LARGEST:.0e}")
         for before, after in pairwise(self.nbytes):
             if after <= before:
                 raise ValueError(f"nbytes must increase, got {after} after {before}")
         for size, seconds in zip(self.nbytes, self.measured_s, strict=True):
-            if not 0 < seconds < np.inf:
+            if not SMALLEST <= seconds <= LARGEST:
                 raise ValueError(f"measured_s at {size} bytes must be positive, got {seconds}")
         if self.last_slope < 0:
             raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pyroute2 import IPRoute
 
 from gradweave.doctor.checkup import ChosenBy, Interface, RankFacts
-from gradweave.doctor.words import printable
+from gradweave.vocabulary import printable
 
 # Each library has its own; gloo looks at the first alone.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")

@@ -37,8 +37,3 @@ def ranks(numbers: Sequence[int]) -> str:
 def listed(names: Sequence[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def printable(text: str) -> str:
-    """What others have named, without anything that a terminal would obey."""
-    return "".join(one if one.isprintable() else "?" for one in text)

@@ -13,11 +13,11 @@ from gradweave.sparse.exchanger import Exchanger
 from gradweave.sparse.gradient_fates import Fate, GradientFates
 from gradweave.sparse.select import compile_kernels
 from gradweave.sparse.settings import Sparse
+from gradweave.sparse.state_form import SCHEMA, require_state
 from gradweave.sparse.step import Sparsifier
 from gradweave.sparse.warmup import MomentumCorrection
 from gradweave.torch_internals import named_range
 
-SCHEMA = "gradweave.sparse/2"
 HOST = torch.device("cpu")
 
 
@@ -215,11 +215,7 @@ class SparseTraining:
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """That it is one of this model and this rank."""
-        if state.get("schema") != SCHEMA:
-            raise RequestError(
-                f"not a state of sparsified training as this version saves it: schema "
-                f"{state.get('schema')!r}, expected {SCHEMA!r}"
-            )
+        require_state(state)
         found, own = state["shapes"], self._shapes()
         if found != own:
             name = next(n for n in (*own, *found) if own.get(n) != found.get(n))

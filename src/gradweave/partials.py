@@ -1,0 +1,109 @@
+"""What is being written, beside its place: nobody else's, and not there for ever.
+
+A file or folder has a name of its own until it is whole, which no other process can have chosen:
+in a shared folder other hosts and containers write, too, and their process ids may be the same. Its
+writer holds a lock on it. A lock goes with its process, so whoever writes there next can tell what
+was left behind by one that was killed, and clears it away.
+"""
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+SUFFIX = ".partial"
+# Of the name that it is for: with what we add, a disk still takes it.
+MOST_CHARACTERS = 50
+
+
+class PartialFile(NamedTuple):
+    """Where it is, and what to write to."""
+
+    path: Path
+    file: BinaryIO
+
+
+@contextmanager
+def partial_file(target: Path) -> Iterator[PartialFile]:
+    """An empty file beside ``target``, to be moved there; gone when the block ends."""
+    prefix = _prefix(target.name)
+    clear_away(target.parent, prefix)
+    while True:
+        path = _new_path(target.parent, prefix)
+        # Nothing may be there, not even a link to somewhere else.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            if not _is_locked(path, descriptor):
+                continue
+            try:
+                yield PartialFile(path, file)
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+@contextmanager
+def partial_folder(parent: Path) -> Iterator[Path]:
+    """An empty folder in ``parent``, whose files are to be moved there; gone when the block ends."""
+    prefix = _prefix("folder")
+    clear_away(parent, prefix)
+    while True:
+        path = _new_path(parent, prefix)
+        path.mkdir()
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not _is_locked(path, descriptor):
+                continue
+            try:
+                yield path
+            finally:
+                shutil.rmtree(path, ignore_errors=True)
+            return
+        finally:
+            os.close(descriptor)
+
+
+def clear_away(folder: Path, prefix: str) -> None:
+    """What begins like this and was left behind; nothing of a process that still writes."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        left = [one.path for one in entries if _is_partial(one.name, prefix)]
+        for path in left:
+            with suppress(OSError):
+                _remove_if_nobodys(path)
+
+
+def _prefix(name: str) -> str:
+    return f".{name[:MOST_CHARACTERS]}."
+
+
+def _new_path(folder: Path, prefix: str) -> Path:
+    return folder / f"{prefix}{secrets.token_hex(8)}{SUFFIX}"
+
+
+def _is_partial(name: str, prefix: str) -> bool:
+    return name.startswith(prefix) and name.endswith(SUFFIX)
+
+
+def _is_locked(path: Path, descriptor: int) -> bool:
+    """Whether it is ours now; somebody who clears away may have found it before it was."""
+    with suppress(OSError):  # on a disk without locks nobody clears anything away
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return path.exists()
+
+
+def _remove_if_nobodys(path: str) -> None:
+    """Raise OSError where somebody writes to it, or nobody can tell."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)  # noqa: PTH108 a text, as scandir yields it
+    finally:
+        os.close(descriptor)
