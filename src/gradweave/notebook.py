@@ -3,12 +3,12 @@
 Values call this and hand over plain rows and bars. All text of theirs is escaped.
 """
 
+import html
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from math import floor, log10
 from typing import NamedTuple
 
-from gradweave.vocabulary import time_text
+from gradweave.vocabulary import printable, time_text
 
 # Of more rows than this, the first and the last are shown.
 MOST_ROWS = 12
@@ -34,10 +34,10 @@ class Bar(NamedTuple):
 def table(title: str, rows: Sequence[Mapping[str, object]]) -> str:
     """Rows with the same keys, below a title; without those that no row has a value for."""
     used = [key for key in rows[0] if any(row[key] is not None for row in rows)] if rows else []
-    header = "".join(f"<th>{escape(key)}</th>" for key in used)
+    header = "".join(f"<th>{_shown(key)}</th>" for key in used)
     body = "".join(_body([[row[key] for key in used] for row in rows]))
     return (
-        f"<div><p><code>{escape(title)}</code></p>"
+        f"<div><p><code>{_shown(title)}</code></p>"
         f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -60,7 +60,11 @@ def _row(row: Sequence[object]) -> str:
 
 def _cell(value: object) -> str:
     side = "right" if isinstance(value, int | float) else "left"
-    return f'<td style="text-align: {side}">{escape(_text(value))}</td>'
+    return f'<td style="text-align: {side}">{_shown(_text(value))}</td>'
+
+
+def _shown(text: str) -> str:
+    return html.escape(printable(text))
 
 
 def _text(value: object) -> str:
@@ -84,16 +88,16 @@ def chart(title: str, lanes: Sequence[str], bars: Sequence[Bar]) -> str:
         *_axis(end_s, LANE * len(lanes)),
     ]
     return (
-        f"<div><p><code>{escape(title)}</code></p>"
+        f"<div><p><code>{_shown(title)}</code></p>"
         f'<svg viewBox="0 0 {WIDTH} {height}" width="100%" style="max-width: {WIDTH}px" role="img" '
-        f'aria-label="{escape(title)}" font-family="sans-serif" font-size="12" '
+        f'aria-label="{_shown(title)}" font-family="sans-serif" font-size="12" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(drawn)}</svg></div>'
     )
 
 
 def _lane(place: int, name: str) -> str:
     y = place * LANE + LANE / 2 + 4
-    return f'<text x="0" y="{y:g}" fill="currentColor">{escape(name)}</text>'
+    return f'<text x="0" y="{y:g}" fill="currentColor">{_shown(name)}</text>'
 
 
 def _bar(bar: Bar, place: int, end_s: float) -> str:
@@ -103,7 +107,7 @@ def _bar(bar: Bar, place: int, end_s: float) -> str:
     return (
         f'<rect x="{x:.2f}" y="{y:g}" width="{max(LEAST_WIDTH, until - x):.2f}" height="{BAR}" '
         f'fill="{COLOURS[place % len(COLOURS)]}" fill-opacity="0.8" stroke="white" '
-        f'stroke-width="0.3"><title>{escape(told)}</title></rect>'
+        f'stroke-width="0.3"><title>{_shown(told)}</title></rect>'
     )
 
 

@@ -49,7 +49,7 @@ def partial_file(target: Path) -> Iterator[PartialFile]:
 
 @contextmanager
 def partial_folder(parent: Path) -> Iterator[Path]:
-    """An empty folder in ``parent``, whose files are to be moved there; gone when the block ends."""
+    """An empty folder in ``parent``, to move files there from; gone when the block ends."""
     prefix = _prefix("folder")
     clear_away(parent, prefix)
     while True:

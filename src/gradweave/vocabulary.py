@@ -178,7 +178,7 @@ def file_name(name: str) -> str:
     plain = name.replace(":", "-").replace("/", "-")
     safe = "".join(one if one.isprintable() and one != "\\" else "-" for one in plain)
     safe = safe.lstrip(".").encode()[:LONGEST_FILE_NAME].decode(errors="ignore")
-    if safe == plain:
+    if safe == plain and safe:
         return safe
     return f"{safe}-{sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
 

@@ -1,6 +1,5 @@
 """``gradweave VERB …``: each verb parses, calls the library, and prints."""
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +19,9 @@ from gradweave.cli import (
     simulate,
 )
 from gradweave.cli.parser import Parser
+from gradweave.cli.streams import end_output, make_writable
 from gradweave.errors import GradweaveError
+from gradweave.vocabulary import printable
 
 ABOUT = """\
 Make synchronous data-parallel training in PyTorch fast on the network you have.
@@ -56,6 +57,7 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when done, 2 for a user's mistake; a verb that runs a command returns that command's."""
+    make_writable()
     given = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
     parser.refuse_unknown(given)
@@ -64,11 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         exit_code = VERBS[options.verb].run(options) or 0
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read us, `head` for one, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         exit_code = 0
     except (GradweaveError, OSError) as error:
-        print(f"gradweave {options.verb}: {error}", file=sys.stderr)
+        print(f"gradweave {options.verb}: {printable(str(error))}", file=sys.stderr)
         exit_code = 2
+    end_output()
     return exit_code
 
 

@@ -16,6 +16,7 @@ from gradweave.cli.tables import (
     milliseconds,
     note_extrapolations,
     print_json,
+    print_line,
     print_table,
     progress,
 )
@@ -56,5 +57,5 @@ def _print(advice: Advice) -> None:
         },
     )
     for one in advice.unpriced:
-        print(f"{one.name} has no price: {one.reason}")
-    print(advice.why)
+        print_line(f"{one.name} has no price: {one.reason}")
+    print_line(advice.why)

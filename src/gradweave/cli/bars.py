@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gradweave.vocabulary import printable
+
 # Of the longest bar: with names and notes it all fits into 80 columns.
 LONGEST = 34
 WIDTH = 80
@@ -30,9 +32,9 @@ def print_bars(bars: Sequence[Bar]) -> None:
     table = Table.grid(padding=(0, 1))
     for bar in bars:
         table.add_row(
-            Text(f"   {bar.name}"),
+            Text(f"   {printable(bar.name)}"),
             Drawn(longest, 0, bar.length, width=LONGEST, color=bar.colour),
             Text(bar.text, justify="right", style="bold"),
-            Text(bar.note),
+            Text(printable(bar.note)),
         )
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table)

@@ -28,7 +28,14 @@ from gradweave.cli.clusters import (
     check_under_torchrun,
     nodes_per_rack,
 )
-from gradweave.cli.tables import milliseconds, percent, print_json, print_table, progress_bar
+from gradweave.cli.tables import (
+    milliseconds,
+    percent,
+    print_json,
+    print_line,
+    print_table,
+    progress_bar,
+)
 from gradweave.errors import RequestError
 from gradweave.lab import Cluster
 from gradweave.network import Network
@@ -108,7 +115,7 @@ def run(options: argparse.Namespace) -> None:
         print_json(results)
     else:
         _print(results)
-        print(f"written to {folder}")
+        print_line(f"written to {folder}")
 
 
 def _on_clusters(

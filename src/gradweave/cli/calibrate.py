@@ -7,7 +7,6 @@ Examples:
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from gradweave import collectives, files
@@ -20,7 +19,14 @@ from gradweave.cli.clusters import (
     nodes_per_rack,
 )
 from gradweave.cli.parser import told
-from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
+from gradweave.cli.tables import (
+    milliseconds,
+    print_json,
+    print_line,
+    print_note,
+    print_table,
+    progress_bar,
+)
 from gradweave.costs import Curve, Fit, fit
 from gradweave.errors import RequestError
 from gradweave.lab import Cluster, ClusterSpec
@@ -107,10 +113,9 @@ def note_bad_fits(network: Network) -> None:
     for entry in network.costs:
         worst = _fit(entry).worst_residual
         if worst > WORST_RESIDUAL:
-            print(
-                f"note: a line is wrong by up to {worst:.0%} for {_what(entry)}; "
-                "plans use the points, papers' formulas the line",
-                file=sys.stderr,
+            print_note(
+                f"a line is wrong by up to {worst:.0%} for {_what(entry)}; "
+                "plans use the points, papers' formulas the line"
             )
 
 
@@ -183,7 +188,7 @@ def _print(network: Network) -> None:
     assert network.links is not None
     for level in network.links.levels:
         members = "all" if level.members is None else f"{level.members}"
-        print(
+        print_line(
             f"between two of {members} workers: latency {level.link.latency_s * 1e6:,.0f} us, "
             f"{_rate(level.link.s_per_byte)}; adding {_rate(level.link.sum_s_per_byte)}"
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from gradweave import files
 from gradweave.bench.checkup import CheckupQuestion, check_cluster, place_in
 from gradweave.cli.clusters import add_cluster_arguments, asked_cluster, check_under_torchrun
-from gradweave.cli.tables import print_json, print_table, progress_bar
+from gradweave.cli.tables import print_json, print_line, print_table, progress_bar
 from gradweave.doctor import Checkup, Diagnosis, diagnose
 from gradweave.doctor.price import sentences
 from gradweave.doctor.tables import matrices, rank_columns
@@ -95,8 +95,8 @@ def _print(diagnosis: Diagnosis) -> None:
     for matrix in matrices(diagnosis.checkup):
         print_table(matrix.title, matrix.columns)
     for sentence in sentences(diagnosis.price) if diagnosis.price else ():
-        print(sentence)
+        print_line(sentence)
     for finding in diagnosis.findings:
-        print(f"- {finding.line}")
+        print_line(f"- {finding.line}")
     if not diagnosis.findings:
-        print("nothing found")
+        print_line("nothing found")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gradweave.cli.arguments import whole_number
 from gradweave.cli.clusters import add_link_arguments, asked_cluster
+from gradweave.cli.tables import print_note
 
 # For a `python` to say whether it has this package.
 ASKED_WITHIN_S = 10.0
@@ -53,8 +54,7 @@ def _note_other_python(command: Sequence[str]) -> None:
     except (OSError, subprocess.TimeoutExpired):
         return  # running it will say more
     if asked.returncode != 0:
-        print(
-            f"note: {command[0]} is {found}, which has no gradweave; write {sys.executable} "
-            "instead, or activate its environment first",
-            file=sys.stderr,
+        print_note(
+            f"{command[0]} is {found}, which has no gradweave; write {sys.executable} "
+            "instead, or activate its environment first"
         )

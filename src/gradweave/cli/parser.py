@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from gradweave.errors import RequestError
-from gradweave.vocabulary import alternatives, closest
+from gradweave.vocabulary import alternatives, closest, printable
 
 Parsed = TypeVar("Parsed")
 
@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         see = " See" if message.endswith("?") else "; see"
-        self.exit(2, f"{self.prog}: {message}{see} {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {printable(message)}{see} {self.prog} --help\n")
 
 
 def told(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:

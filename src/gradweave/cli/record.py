@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from gradweave import files
 from gradweave.cli.arguments import whole_number
-from gradweave.cli.tables import milliseconds, print_json, print_table, progress_bar
+from gradweave.cli.tables import (
+    milliseconds,
+    print_json,
+    print_note,
+    print_table,
+    progress_bar,
+)
 
 if TYPE_CHECKING:
     from gradweave.measure.backward import Recording, Spread
@@ -82,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
         _print(recording)
     _report(recording)
     if (busy := neighbours.note()) is not None:
-        print(f"note: {busy}", file=sys.stderr)
+        print_note(busy)
 
 
 def _row(recording: "Recording") -> dict[str, object]:
@@ -125,13 +131,9 @@ def _times(seconds: float, spread: "Spread") -> str:
 def _report(recording: "Recording") -> None:
     """What was not alike in all iterations: a plan can only follow one order."""
     if recording.reordered:
-        print(
-            f"note: gradients came in another order in {recording.reordered} of "
-            f"{recording.iterations} iterations; the trace has the order of their median times",
-            file=sys.stderr,
+        print_note(
+            f"gradients came in another order in {recording.reordered} of "
+            f"{recording.iterations} iterations; the trace has the order of their median times"
         )
     for name, missing in recording.without_gradient.items():
-        print(
-            f"note: {name} had no gradient in {missing} of {recording.iterations} iterations",
-            file=sys.stderr,
-        )
+        print_note(f"{name} had no gradient in {missing} of {recording.iterations} iterations")

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from gradweave import files
-from gradweave.cli.tables import print_json
+from gradweave.cli.tables import print_json, print_line
 from gradweave.errors import RequestError
 
 
@@ -67,4 +67,4 @@ def run(options: argparse.Namespace) -> None:
         return
     for path, text in written.items():
         size = f"{len(text.encode()) / 1e6:.2f} MB"
-        print(f"{', '.join(folder.name for folder in folders)}: written to {path} ({size})")
+        print_line(f"{', '.join(folder.name for folder in folders)}: written to {path} ({size})")

@@ -20,6 +20,7 @@ from gradweave.cli.tables import (
     note_extrapolations,
     percent,
     print_json,
+    print_line,
     print_table,
     progress,
 )
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
 def _explain(planners: Sequence[str]) -> None:
     width = max(map(len, planners))
     for name in dict.fromkeys(planners):
-        print(f"{name:{width}}  {planner_summary(name)}")
+        print_line(f"{name:{width}}  {planner_summary(name)}")
 
 
 def _jitter(options: argparse.Namespace) -> Jitter | None:

@@ -1,5 +1,6 @@
 """Tables for people, JSON for machines, progress and notes on stderr."""
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,12 +9,14 @@ from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console, JustifyMethod
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from gradweave.advice import Advice
 from gradweave.cli.fitting import Column, Kind, Placed, drawn_width, fit
 from gradweave.simulation import Outcome
+from gradweave.vocabulary import printable
 
 Item = TypeVar("Item")
 
@@ -47,18 +50,35 @@ NAME_COLUMNS = frozenset(
 TEXT_COLUMNS = frozenset({"changes in results", "switched on by", "what it is"})
 
 
+def print_line(text: str) -> None:
+    """For people: names in it are whatever somebody has written into a file."""
+    print(printable(text))
+
+
+def print_note(text: str) -> None:
+    """The same, beside the answer."""
+    print(f"note: {printable(text)}", file=sys.stderr)
+
+
 def print_json(rows: Any) -> None:
-    print(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+    """Exact, and without anything that a terminal would obey, which JSON can write otherwise."""
+    text = msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
+    print("\n".join(line if line.isprintable() else _escaped(line) for line in text.split("\n")))
+
+
+def _escaped(line: str) -> str:
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 
 def print_table(title: str, columns: Mapping[str, Sequence[str]]) -> None:
     """As wide as there is space for, without cutting a number."""
     space = _space()
-    fitted = fit([Column(name, tuple(of), _kind(name)) for name, of in columns.items()], space)
-    print(title)
+    shown = {printable(name): tuple(map(printable, cells)) for name, cells in columns.items()}
+    fitted = fit([Column(name, cells, _kind(name)) for name, cells in shown.items()], space)
+    print_line(title)
     if fitted.same:
         same = ", ".join(f"{name} {cell}" for name, cell in fitted.same.items())
-        print(f"in all rows: {same}")
+        print_line(f"in all rows: {same}")
     for placed in fitted.tables:
         _draw(placed, space)
 
@@ -94,10 +114,9 @@ def note_extrapolations(outcomes: Iterable[Outcome | Advice]) -> None:
         (outcome.network, outcome.workers, outcome.extrapolated_from_bytes) for outcome in outcomes
     ):
         if limit is not None:
-            print(
-                f"note: {name} was measured up to {limit:,} bytes on {workers} workers; "
-                "larger messages continue its last slope",
-                file=sys.stderr,
+            print_note(
+                f"{name} was measured up to {limit:,} bytes on {workers} workers; "
+                "larger messages continue its last slope"
             )
 
 
@@ -122,7 +141,7 @@ def progress_bar(total: int | None, *, doing: str) -> Iterator[Callable[[], None
     from rich.progress import Progress  # slow to import, and only people see it
 
     with Progress(console=console, transient=True) as bar:
-        task = bar.add_task(doing, total=total)
+        task = bar.add_task(escape(printable(doing)), total=total)
         yield lambda: bar.advance(task)
 
 

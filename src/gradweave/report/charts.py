@@ -16,6 +16,7 @@ from gradweave.report.drawing import (
     chart_of,
     colours_of,
     dashes_of,
+    in_order,
 )
 from gradweave.results import Result
 from gradweave.simulation import Outcome
@@ -50,7 +51,7 @@ def iteration_times(rows: Sequence[Result], width: int) -> str:
     base = chart_of(data).encode(
         y=alt.Y(
             "runtime:N",
-            sort=[row.runtime for row in rows],
+            sort=in_order([row.runtime for row in rows]),
             title=None,
             axis=alt.Axis(labelLimit=width // 4),
         ),

@@ -1,19 +1,17 @@
 """A checkup as one page, what is wrong first: nothing in it is loaded, and nothing runs."""
 
-import jinja2
 from markupsafe import Markup
 
 from gradweave.doctor import Diagnosis
 from gradweave.doctor.price import sentences
 from gradweave.doctor.tables import matrices, rank_columns
-from gradweave.report.inline import asset, policy_hash
+from gradweave.report.inline import asset, policy_hash, template
 
 
 def make_checkup_page(diagnosis: Diagnosis) -> str:
     style = f"{asset('page.css')}\n{asset('checkup.css')}"
     columns = rank_columns(diagnosis.checkup)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(asset("checkup.html")).render(
+    return template("checkup.html").render(
         summary=diagnosis.summary,
         headline=_headline(len(diagnosis.findings)),
         findings=diagnosis.findings,

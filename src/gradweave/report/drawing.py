@@ -1,13 +1,16 @@
 """How the page's charts are drawn: by Vega-Lite, to SVG, when the page is made.
 
 Colours are the page's variables, so that they follow light and dark. Each mark says what it shows
-in its description, which the page shows on hover and focus.
+in its description, which the page shows on hover and focus. SVG cannot hold every character, so
+names go through ``chart_of`` and ``in_order``.
 """
 
 import io
 from collections.abc import Mapping, Sequence
 
 import altair as alt
+
+from gradweave.vocabulary import all_printable, printable
 
 Row = Mapping[str, str | float]
 
@@ -18,13 +21,18 @@ SERIES = tuple(f"var(--b{number})" for number in range(8))
 
 
 def chart_of(rows: Sequence[Row]) -> alt.Chart:
-    return alt.Chart(alt.InlineData(values=[dict(row) for row in rows]))
+    return alt.Chart(alt.InlineData(values=all_printable(rows)))
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """How rows of these names are sorted: as they are written in them."""
+    return [printable(name) for name in names]
 
 
 def colours_of(field: str, colours: Mapping[str, str]) -> alt.Color:
     return alt.Color(
         f"{field}:N",
-        scale=alt.Scale(domain=list(colours), range=list(colours.values())),
+        scale=alt.Scale(domain=in_order(list(colours)), range=list(colours.values())),
         legend=alt.Legend(
             title=None,
             orient="top",
@@ -39,7 +47,7 @@ def colours_of(field: str, colours: Mapping[str, str]) -> alt.Color:
 def dashes_of(field: str, dashes: Mapping[str, Sequence[int]]) -> alt.StrokeDash:
     return alt.StrokeDash(
         f"{field}:N",
-        scale=alt.Scale(domain=list(dashes), range=list(dashes.values())),
+        scale=alt.Scale(domain=in_order(list(dashes)), range=list(dashes.values())),
         legend=None,
     )
 

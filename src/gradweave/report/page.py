@@ -4,13 +4,11 @@ The charts are drawn here, by Vega-Lite; timelines, plans and what-if in the bro
 in assets/. A content security policy in the page forbids every request and every other script.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,7 +20,7 @@ from gradweave.report import charts, training_charts
 from gradweave.report.document import WIRES, document
 from gradweave.report.drawing import NARROW, WIDE
 from gradweave.report.folders import Folder
-from gradweave.report.inline import asset, policy_hash
+from gradweave.report.inline import asset, embedded, policy_hash, template
 from gradweave.report.pricing import Price, known_price
 from gradweave.report.runtimes import explained, glossary, is_lossy, rows_in_order
 from gradweave.report.sentences import about, about_lossy, counted, headline, milliseconds
@@ -52,28 +50,19 @@ class Chart(Struct, frozen=True, kw_only=True):
 
 def make_page(folders: Sequence[Folder]) -> str:
     style, script = asset("page.css"), "\n".join(asset(name) for name in SCRIPTS)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     runs = [_run(folder) for folder in folders]
     names = [row.runtime for folder in folders for row in rows_in_order(folder.run)]
-    return environment.from_string(asset("page.html")).render(
+    return template("page.html").render(
         runs=runs,
         compared=_compared(folders),
         wires=list(WIRES),
         glossary=glossary([*names, *charts.PLANNERS]),
-        data=_embedded(document(folders)),
+        data=embedded(document(folders)),
         style=Markup(style),  # noqa: S704 our own file
         script=Markup(script),  # noqa: S704 our own files
         style_hash=policy_hash(style),
         script_hash=policy_hash(script),
     )
-
-
-def _embedded(value: Any) -> Markup:
-    """JSON in which nothing can end the element it stands in."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)  # noqa: S704 escaped above
 
 
 def _run(folder: Folder) -> dict[str, Any]:

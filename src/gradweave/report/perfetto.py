@@ -12,6 +12,7 @@ from typing import Any
 from gradweave.report.folders import Folder
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
+from gradweave.vocabulary import all_printable
 
 Event = dict[str, Any]
 
@@ -48,7 +49,8 @@ def trace_events(folders: Sequence[Folder]) -> str:
                 events += _named(pid, f"{folder.name}: {name}, {what}")
                 events += _computing(pid, timeline)
                 events += _messages(pid, timeline, ready_s, flows)
-    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, ensure_ascii=False)
+    shown = all_printable(events)
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": shown}, ensure_ascii=False)
 
 
 def _ready_s(trace: Trace, timeline: Timeline) -> dict[str, float]:

@@ -47,7 +47,7 @@ def _problems_of_carried(kind: str, carried: Any, shapes: Mapping[str, Any]) -> 
         case _:
             yield f"{kind} must be a scale and values"
             return
-    if not (0 < scale and isfinite(scale)):
+    if not (scale > 0 and isfinite(scale)):
         yield f"the scale of {kind} must be positive and finite, got {quoted(scale)}"
     for name, value in values.items():
         if name not in shapes:

@@ -20,7 +20,7 @@ NAMES = {
     "is markup": "<script>alert('1')</script>&quot;\"`${x}{{7*7}}[bold]--",
     "is long": "n" * LONG,
     "is a path": "../../etc/passwd",
-    "is an absolute path": "/tmp/owned",
+    "is an absolute path": "/owned/by",
     "is a pattern": "%s %n {0} {name} $HOME `id`",
     "is in many letters": "weights\u05d0\u4e2d\U0001f600e\u0301",
 }

@@ -1,0 +1,34 @@
+"""Where answers go: terminals and files of any encoding, or nowhere."""
+
+import io
+import os
+import sys
+
+STREAMS = {"stdin": 0, "stdout": 1, "stderr": 2}
+
+
+def make_writable() -> None:
+    """Before anything is printed: what an encoding lacks is escaped, what is closed is nowhere.
+
+    A number that is free would be given to the next file that is opened, and answers would be
+    written into that.
+    """
+    for number in STREAMS.values():
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 as it is called
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(STREAMS[name], "w"))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def end_output() -> None:
+    """When all is said: what nobody takes is forgotten, or Python would complain at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STREAMS["stdout"])

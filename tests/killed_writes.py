@@ -1,0 +1,166 @@
+"""Writes something again and again, each time in a process that is killed at the next system call.
+
+``python killed_writes.py CASE FOLDER [MOST]`` prints, as JSON, what was found afterwards and how
+often. A process that is traced stops before and after every call that it makes, whatever library
+makes it. With MOST it is killed so often at most, all over the writing.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+TRACE_ME, GO_TO_NEXT_CALL, SET_OPTIONS = 0, 24, 0x4200
+DIES_WITH_US = 0x100000
+FORBIDDEN = 77  # exit code: this machine lets nobody trace
+
+
+class Case(NamedTuple):
+    """What to write, which of the two is there, and where names of unfinished files would be."""
+
+    write: Callable[[str], None]  # "old" or "new"
+    look: Callable[[], str]
+
+
+def ptrace(request: int, process: int, data: int = 0) -> int:
+    call = ctypes.CDLL(None).ptrace
+    call.argtypes, call.restype = [ctypes.c_long] * 4, ctypes.c_long
+    return int(call(request, process, 0, data))
+
+
+def stops_of(write: Callable[[], None], *, killed_at: int | None = None) -> int:
+    """How often it stops until it has written, or is killed, in a process of its own."""
+    process = os.fork()
+    if process == 0:
+        if ptrace(TRACE_ME, 0) != 0:
+            os._exit(FORBIDDEN)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        write()
+        os._exit(0)
+    _, status = os.waitpid(process, 0)
+    if os.WIFEXITED(status):
+        sys.exit(os.WEXITSTATUS(status))
+    ptrace(SET_OPTIONS, process, DIES_WITH_US)
+    stops = 0
+    while stops != killed_at:
+        ptrace(GO_TO_NEXT_CALL, process)
+        _, status = os.waitpid(process, 0)
+        if not os.WIFSTOPPED(status):
+            assert status == 0, "writing failed by itself"
+            return stops
+        stops += 1
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return stops
+
+
+def a_trace(folder: Path) -> Case:
+    from gradweave import Trace, files, load_trace  # noqa: PLC0415 each case has its own
+
+    values = {"old": load_trace("alexnet"), "new": load_trace("alexnet").with_bytes_per_element(2)}
+    path = folder / "trace.json"
+    return Case(
+        lambda which: files.write(path, values[which]),
+        lambda: _which(values, files.read(path, Trace)),
+    )
+
+
+def a_state(folder: Path) -> Case:
+    import torch  # noqa: PLC0415
+
+    from gradweave.sparse import checkpoint  # noqa: PLC0415
+
+    torch.set_num_threads(1)  # others would not be there in a process that was forked
+
+    def state(step: int) -> dict[str, object]:
+        # More than fits into a buffer, so that the file is written in several calls.
+        values = {"weight": torch.full((40_000,), float(step))}
+        return {
+            "schema": "gradweave.sparse/2",
+            "rank": 0,
+            "ranks": 1,
+            "step": step,
+            "shapes": {"weight": [40_000]},
+            "residuals": {"scale": 1.0, "values": values},
+        }
+
+    def look() -> str:
+        found = checkpoint.load(folder, rank=0, ranks=1)
+        weight = found["residuals"]["values"]["weight"]
+        assert (weight == found["step"]).all()
+        return _which({"old": 1, "new": 2}, found["step"])
+
+    steps = {"old": 1, "new": 2}
+    return Case(lambda which: _nothing(checkpoint.save(state(steps[which]), folder)), look)
+
+
+def a_run(folder: Path) -> Case:
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    from gradweave import FormatError, files, load_network, load_trace, make_plan, simulate  # noqa: PLC0415  # noqa: PLC0415
+    from gradweave.results import Results  # noqa: PLC0415
+    from gradweave.runs import Run, RunFolder  # noqa: PLC0415
+
+    golden = Path(__file__).parent / "golden"
+    results = files.read(golden / "results-2.json", Results)
+    row = replace(results.rows[0], runtime="mine")
+    trace, network = load_trace("alexnet"), load_network("k80-10gbe")
+    plan = make_plan(trace, network, workers=4)
+    timeline = simulate(trace, plan, network, workers=4)
+
+    def run(command: str) -> Run:
+        return Run(
+            trace=trace,
+            network=network,
+            results=replace(results, command=command, rows=(row,)),
+            plans={"mine": plan},
+            predicted={"mine": timeline},
+            measured={"mine": (timeline,)},
+        )
+
+    runs = {which: run(which) for which in ("old", "new")}
+
+    def look() -> str:
+        try:
+            return _which(runs, RunFolder(folder).read())
+        except FormatError as error:
+            return "none" if "has no results.json" in str(error) else "torn"
+
+    return Case(lambda which: RunFolder(folder).write(runs[which]), look)
+
+
+CASES = {"trace": a_trace, "state": a_state, "run": a_run}
+
+
+def _which(values: dict[str, object], found: object) -> str:
+    return next((which for which, value in values.items() if value == found), "torn")
+
+
+def _nothing(_: object) -> None:
+    pass
+
+
+def main(name: str, folder: Path, most: int | None = None) -> None:
+    case = CASES[name](folder)
+    case.write("old")
+    stops = stops_of(lambda: case.write("new"))
+    every = 1 if most is None else -(-stops // most)
+    found: Counter[str] = Counter()
+    left = 0
+    for stop in range(1, stops + 1, every):
+        case.write("old")
+        left = max(left, sum(path.name.endswith(".partial") for path in folder.iterdir()))
+        stops_of(lambda: case.write("new"), killed_at=stop)
+        found[case.look()] += 1
+    case.write("new")
+    left = max(left, sum(path.name.endswith(".partial") for path in folder.iterdir()))
+    print(json.dumps({"stops": stops, "found": found, "left": left, "last": case.look()}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))
