@@ -1,0 +1,188 @@
+"""Names from files in the terminal: text, in any encoding, and never what a terminal obeys."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from mutations import LONG, NAMES
+
+import gradweave.cli
+from gradweave import files, load_network, load_trace
+from gradweave.cli import main, tables
+from gradweave.cli.bars import Bar, print_bars
+from gradweave.cli.bench_training import _run_folder
+
+VERBS = [
+    ["plan", "--planner", "optimal"],
+    ["simulate"],
+    ["advise"],
+]
+hostile = pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+
+
+def of_name(folder, name):
+    """The options of a job whose files call everything so."""
+    trace = load_trace("alexnet")
+    tensors = tuple(replace(t, name=f"{name}{i}") for i, t in enumerate(trace.tensors))
+    files.write(folder / "trace.json", replace(trace, name=name, source=name, tensors=tensors))
+    network = replace(load_network("k80-10gbe"), name=name, source=name)
+    files.write(folder / "network.json", network)
+    job = ["--trace", folder / "trace.json", "--network", folder / "network.json"]
+    return [*map(str, job), "--workers", "4"]
+
+
+def is_harmless(text):
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+@hostile
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
+def test_tables_show_names_as_text(capsys, tmp_path, verb, name):
+    lines = {}
+    for which in ("plain", name):
+        assert main([*verb, *of_name(tmp_path, which)]) == 0
+        told = capsys.readouterr()
+        assert is_harmless(told.out)
+        assert is_harmless(told.err)
+        assert max(map(len, told.out.split("\n"))) < LONG / 2
+        lines[which] = told.out.count("\n")
+    assert lines[name] >= lines["plain"]
+
+
+@hostile
+def test_json_has_names_exactly(capsys, tmp_path, name):
+    assert main(["plan", *of_name(tmp_path, name), "--json"]) == 0
+    told = capsys.readouterr().out
+    assert is_harmless(told)
+    (row,) = json.loads(told)
+    assert (row["trace"], row["buckets"][0][0]) == (name, f"{name}0")
+
+
+@hostile
+def test_mistakes_are_one_line_whatever_they_name(capsys, tmp_path, name):
+    assert main(["plan", *of_name(tmp_path, name), "--collective", name.partition(",")[0]]) == 2
+    (line, end) = capsys.readouterr().err.split("\n")
+    assert line.startswith("gradweave plan: ")
+    assert line.isprintable()
+    assert len(line) < LONG / 2
+    assert not end
+
+
+@hostile
+def test_files_of_any_name_are_named_safely(capsys, tmp_path, name):
+    """In a mistake; a folder of such a name is somebody's own."""
+    path = tmp_path / name.replace("/", "").replace("\0", "")[:200]
+    path.write_text("{}")
+    assert main(["plan", "--trace", str(path), "--network", "k80-10gbe", "--workers", "4"]) == 2
+    assert is_harmless(capsys.readouterr().err)
+
+
+@hostile
+def test_options_that_are_not_are_named_safely(capsys, name):
+    with pytest.raises(SystemExit):
+        main(["simulate", f"--{name}", "x"])
+    said = capsys.readouterr().err
+    assert is_harmless(said)
+    assert len(said) < LONG / 2
+
+
+@hostile
+def test_bars_and_notes_show_names_as_text(capsys, name):
+    print_bars([Bar(name, 1.0, "1.0 ms", name, "blue")])
+    tables.print_note(name)
+    tables.print_line(name)
+    told = capsys.readouterr()
+    assert is_harmless(told.out)
+    assert is_harmless(told.err)
+
+
+@hostile
+def test_progress_is_called_by_any_name(monkeypatch, name):
+    """On a terminal, which reads what stands in brackets as a style otherwise."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with tables.progress_bar(1, doing=f"{name}[/nothing]") as advance:
+        advance()
+
+
+@hostile
+def test_a_benchmark_writes_into_its_folder(tmp_path, name):
+    trace = replace(load_trace("alexnet"), name=name)
+    run = _run_folder(tmp_path / "out", trace, 2).path
+    assert run.parent == tmp_path / "out"
+    assert run.resolve().parent == (tmp_path / "out").resolve()
+    run.mkdir(parents=True)
+
+
+def prints(path):
+    return [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
+    ]
+
+
+def test_lines_are_printed_in_one_place():
+    """By functions that know what a terminal must not see; the demo has names of its own alone."""
+    printing = {p.name for p in Path(gradweave.cli.__file__).parent.glob("*.py") if prints(p)}
+    assert printing == {"__init__.py", "tables.py", "demo.py"}
+
+
+LIST = [sys.executable, "-m", "gradweave", "list", "traces"]
+SIMULATE = [
+    sys.executable,
+    "-m",
+    "gradweave",
+    "simulate",
+    "--network",
+    "k80-10gbe",
+    "--workers",
+    "4",
+]
+
+
+def run(command, **given):
+    environment = {**os.environ, **given.pop("env", {})}
+    return subprocess.run(command, env=environment, check=False, **given)
+
+
+def test_a_terminal_that_knows_ascii_alone(tmp_path):
+    trace = replace(load_trace("alexnet"), name="gewichte-größe-\U0001f600")
+    files.write(tmp_path / "trace.json", trace)
+    done = run(
+        [*SIMULATE, "--trace", str(tmp_path / "trace.json")],
+        capture_output=True,
+        env={"PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"gewichte-gr\xf6\xdfe-\U0001f600" in done.stdout
+
+
+@pytest.mark.parametrize("closed", ["1", "2", "1 2", "0 1 2"])
+def test_streams_that_are_closed(tmp_path, closed):
+    """What is written goes to its file, not to whatever got the number of a closed stream."""
+    output = tmp_path / "plan.json"
+    plan = [sys.executable, "-m", "gradweave", "plan", "--network", "k80-10gbe", "--workers", "4"]
+    closing = " ".join(f"{number}>&-" for number in closed.split())
+    command = ["sh", "-c", f'exec "$@" {closing}', "sh", *plan, "--trace", "alexnet"]
+    done = run([*command, "--output", str(output)], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert files.read(output, gradweave.Plan).planner == "optimal"
+
+
+def test_a_disk_that_is_full_is_one_line():
+    with Path("/dev/full").open("w") as full:
+        done = run(LIST, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr == b"gradweave list: [Errno 28] No space left on device\n"
+
+
+def test_whoever_has_seen_enough_is_not_told_more():
+    done = run(["sh", "-c", '"$@" | head -1', "sh", *LIST], capture_output=True)
+    assert done.stdout.count(b"\n") == 1
+    assert done.stderr == b""
