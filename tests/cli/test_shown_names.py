@@ -133,17 +133,9 @@ def test_lines_are_printed_in_one_place():
     assert printing == {"__init__.py", "tables.py", "demo.py"}
 
 
-LIST = [sys.executable, "-m", "gradweave", "list", "traces"]
-SIMULATE = [
-    sys.executable,
-    "-m",
-    "gradweave",
-    "simulate",
-    "--network",
-    "k80-10gbe",
-    "--workers",
-    "4",
-]
+GRADWEAVE = [sys.executable, "-m", "gradweave"]
+LIST = [*GRADWEAVE, "list", "traces"]
+ON_FOUR = ["--network", "k80-10gbe", "--workers", "4"]
 
 
 def run(command, **given):
@@ -155,7 +147,7 @@ def test_a_terminal_that_knows_ascii_alone(tmp_path):
     trace = replace(load_trace("alexnet"), name="gewichte-größe-\U0001f600")
     files.write(tmp_path / "trace.json", trace)
     done = run(
-        [*SIMULATE, "--trace", str(tmp_path / "trace.json")],
+        [*GRADWEAVE, "simulate", *ON_FOUR, "--trace", str(tmp_path / "trace.json")],
         capture_output=True,
         env={"PYTHONIOENCODING": "ascii"},
     )
@@ -167,10 +159,9 @@ def test_a_terminal_that_knows_ascii_alone(tmp_path):
 def test_streams_that_are_closed(tmp_path, closed):
     """What is written goes to its file, not to whatever got the number of a closed stream."""
     output = tmp_path / "plan.json"
-    plan = [sys.executable, "-m", "gradweave", "plan", "--network", "k80-10gbe", "--workers", "4"]
+    plan = [*GRADWEAVE, "plan", *ON_FOUR, "--trace", "alexnet", "--output", str(output)]
     closing = " ".join(f"{number}>&-" for number in closed.split())
-    command = ["sh", "-c", f'exec "$@" {closing}', "sh", *plan, "--trace", "alexnet"]
-    done = run([*command, "--output", str(output)], capture_output=True)
+    done = run(["sh", "-c", f'exec "$@" {closing}', "sh", *plan], capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert files.read(output, gradweave.Plan).planner == "optimal"
 

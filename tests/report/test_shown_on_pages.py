@@ -1,4 +1,4 @@
-"""Names that do something to whoever shows them, on pages, in charts, for Perfetto and notebooks."""
+"""Names that do something to whoever shows them: on pages, in charts, for Perfetto, notebooks."""
 
 import json
 import re
