@@ -39,7 +39,7 @@ LAYERS: list[set[str]] = [
     {"network", "phases", "plan", "results", "timeline"},
     {"trace"},
     {"costs", "travel"},
-    {"compression", "checks", "notebook"},
+    {"compression", "checks", "notebook", "partials"},
     {"vocabulary"},
     {"errors"},
 ]
