@@ -17,6 +17,7 @@ from gradweave.remembered import Remembered
 from gradweave.results import Losses, Results
 from gradweave.timeline import Timeline
 from gradweave.trace import Trace
+from gradweave.vocabulary import printable
 
 Value = TypeVar(
     "Value", Trace, Network, Plan, Timeline, Results, Losses, Steps, Account, Recipe, Remembered
@@ -79,7 +80,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise FormatError(
-            f"{path}: not a text file ({error.reason} at byte {error.start})"
+            f"{printable(str(path))}: not a text file ({error.reason} at byte {error.start})"
         ) from None
 
 

@@ -1,11 +1,11 @@
 """What a state of sparsified training is made of; states come from files, and so from anywhere."""
 
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from typing import Any, TypeGuard
 
 import torch
 
+from gradweave.checks import LARGEST
 from gradweave.errors import RequestError
 from gradweave.vocabulary import quoted
 
@@ -47,8 +47,8 @@ def _problems_of_carried(kind: str, carried: Any, shapes: Mapping[str, Any]) -> 
         case _:
             yield f"{kind} must be a scale and values"
             return
-    if not (scale > 0 and isfinite(scale)):
-        yield f"the scale of {kind} must be positive and finite, got {quoted(scale)}"
+    if not 0 < scale <= LARGEST:
+        yield f"the scale of {kind} must be a positive number, got {quoted(scale)}"
     for name, value in values.items():
         if name not in shapes:
             yield f"{kind} are of {quoted(name)}, which has no shape"
@@ -66,4 +66,4 @@ def _is_shape(found: object) -> bool:
 
 
 def _is_count(found: object) -> TypeGuard[int]:
-    return isinstance(found, int) and not isinstance(found, bool) and found >= 0
+    return isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= LARGEST
