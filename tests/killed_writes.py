@@ -134,7 +134,48 @@ def a_run(folder: Path) -> Case:
     return Case(lambda which: RunFolder(folder).write(runs[which]), look)
 
 
-CASES = {"trace": a_trace, "state": a_state, "run": a_run}
+def a_training(folder: Path) -> Case:
+    """In checkpoints of torch's, a folder for each, as docs/checkpoints.md says."""
+    import shutil  # noqa: PLC0415
+
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed.checkpoint as dcp  # noqa: PLC0415
+    from torch import nn  # noqa: PLC0415
+
+    from gradweave import TrainingState  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(100, 100))
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    steps = {"old": 1, "new": 2}
+
+    def fill(value: float) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(value)
+
+    def write(which: str) -> None:
+        place = folder / f"step-{steps[which]}"
+        if which == "old":
+            shutil.rmtree(folder / "step-2", ignore_errors=True)
+            if (place / ".metadata").exists():
+                return
+        fill(steps[which])
+        dcp.save({"training": state}, checkpoint_id=place, no_dist=True)
+
+    def look() -> str:
+        last = max(path.parent for path in folder.glob("step-*/.metadata"))
+        fill(-1.0)
+        dcp.load({"training": state}, checkpoint_id=last, no_dist=True)
+        (value,) = {float(one) for p in model.parameters() for one in p.flatten()}
+        return _which(steps, value)
+
+    return Case(write, look)
+
+
+CASES = {"trace": a_trace, "state": a_state, "run": a_run, "training": a_training}
 
 
 def _which(values: dict[str, object], found: object) -> str:

@@ -356,8 +356,11 @@ def test_only_files_are_written_to(tmp_path, small_trace, name):
 def test_names_that_cannot_be_written():
     lone_surrogate = json.dumps("\ud800")
     document = (GOLDEN / "trace-2.json").read_text().replace('"layer2.bias"', lone_surrogate)
-    with pytest.raises(FormatError, match="name must be text that can be written"):
+    with pytest.raises(FormatError, match="is no text that can be written"):
         files.loads(document, Trace, origin="text")
+    trace = files.read(GOLDEN / "trace-2.json", Trace)
+    with pytest.raises(RequestError, match="name must be text that can be written, got '.ud800'"):
+        replace(trace, name="\ud800")
 
 
 def test_numbers_beyond_reason():
