@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from gradweave.errors import RequestError
-from gradweave.vocabulary import is_writable, quoted
+from gradweave.vocabulary import LONGEST_VALUE, is_writable, printable, quoted
 
 # No time, size or rate in a training job is larger; sums and products of such numbers stay finite.
 LARGEST = 10**15
@@ -65,7 +65,8 @@ def require_kind(call: str, **arguments: tuple[object, type]) -> None:
 def _but(found: float) -> str:
     """What was found; a number with hundreds of digits is not worth reading."""
     too_large = isinstance(found, int) and found > LARGEST
-    return f" and at most {LARGEST:.0e}" if too_large else f", got {quoted(found)}"
+    shown = printable(str(found), most=LONGEST_VALUE)
+    return f" and at most {LARGEST:.0e}" if too_large else f", got {shown}"
 
 
 def _subject(value: Struct) -> str:

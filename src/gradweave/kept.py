@@ -27,7 +27,7 @@ class Steps(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not all(0 <= step_s <= LARGEST for step_s in self.step_s):
             raise ValueError("step_s must be numbers >= 0")
         begins = [begin.step for begin in self.stages]
-        if any(after <= before for before, after in pairwise((-1, *begins))):
+        if any(after <= before for before, after in pairwise((-1, *begins, LARGEST))):
             raise ValueError("stages must begin one after the other, from 0 on")
         if not self.phases:
             raise ValueError("phases must not be empty; there is at least one rank")

@@ -6,7 +6,13 @@ from math import isfinite
 
 from msgspec import Struct
 
-from gradweave.checks import first_twice, require_not_negative, require_positive, require_text
+from gradweave.checks import (
+    LARGEST,
+    first_twice,
+    require_not_negative,
+    require_positive,
+    require_text,
+)
 
 OPTIONAL_TIMES = ("predicted_s", "compute_s", "exposed_s")
 
@@ -37,7 +43,7 @@ class Result(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         require_text(self, "trace", "runtime")
         require_positive(self, "workers")
-        require_not_negative(self, "iteration_s")
+        require_not_negative(self, "iteration_s", "messages")
         known = (name for name in OPTIONAL_TIMES if getattr(self, name) is not None)
         require_not_negative(self, *known)
         if self.nodes is not None and self.ranks_per_node is not None:
@@ -95,12 +101,12 @@ class LossSeries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         if not all(isfinite(number) for number in (*self.losses, *self.wall_s)):
             raise ValueError(f"{self.label!r}: losses and wall_s must be finite; leave others out")
-        if any(after <= before for before, after in pairwise((-1, *self.steps))):
+        if any(after <= before for before, after in pairwise((-1, *self.steps, LARGEST))):
             raise ValueError(f"{self.label!r}: steps must increase, from 0 or more")
-        if any(after < before for before, after in pairwise((0.0, *self.wall_s))):
+        if any(after < before for before, after in pairwise((0.0, *self.wall_s, LARGEST))):
             raise ValueError(f"{self.label!r}: wall_s must not decrease, from 0 or more")
         begins = [begin.step for begin in self.stages]
-        if any(after <= before for before, after in pairwise((-1, *begins))):
+        if any(after <= before for before, after in pairwise((-1, *begins, LARGEST))):
             raise ValueError(f"{self.label!r}: stages must begin one after the other, from 0 on")
 
     @property

@@ -359,7 +359,7 @@ def test_names_that_cannot_be_written():
     with pytest.raises(FormatError, match="is no text that can be written"):
         files.loads(document, Trace, origin="text")
     trace = files.read(GOLDEN / "trace-2.json", Trace)
-    with pytest.raises(RequestError, match="name must be text that can be written, got '.ud800'"):
+    with pytest.raises(RequestError, match=r"name must be text that can be written, got '.ud800'"):
         replace(trace, name="\ud800")
 
 
