@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mutations import LONG, NAMES, SURROGATE
 
+from gradweave.plan import Bucket, Plan
 from gradweave.runs import RunFolder
+from gradweave.session.explain import explanation
+from gradweave.session.findings import Findings, Stage
 from gradweave.vocabulary import LONGEST_LINE, all_printable, file_name, printable, quoted
 
 texts = st.text(st.characters(exclude_categories=()), max_size=300)
@@ -68,3 +71,16 @@ def test_runtimes_cannot_leave_the_folder_of_a_run(tmp_path, name):
 def test_names_that_were_changed_are_told_apart():
     made = {file_name(f"{'n' * 300}{number}\n") for number in range(50)}
     assert len(made) == 50
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_an_explanation_has_lines_of_its_own_alone(name):
+    """A plan may be from a file, and hosts are called what somebody has called them."""
+    plan = Plan(planner=name, buckets=(Bucket(tensors=("a",), collective="native"),))
+    found = Findings(stage=Stage.SETTLED, plan=plan)
+    said = explanation(found, workers=2, who_is_slow=[f"rank 1 on {name} is slow"])
+    first, second = said.split("\n")
+    assert "planned by" in first
+    assert first.isprintable()
+    assert second.startswith("rank 1 on ")
+    assert second.isprintable()

@@ -19,6 +19,7 @@ from gradweave.session.findings import Findings, Stage
 from gradweave.session.trials import Trial
 from gradweave.simulation import simulate
 from gradweave.trace import Trace
+from gradweave.vocabulary import printable
 
 # More would not be read.
 MOST_OTHER_WAYS = 3
@@ -34,7 +35,8 @@ def explanation(
     """Say how messages travel and why so; ``baseline`` is what travels without a plan."""
     worth = [] if found.worth is None else [str(found.worth)]
     how = _how(found, workers, baseline)
-    return "\n".join([*how, *worth, *_other_ways(found, workers), *who_is_slow])
+    lines = [*how, *worth, *_other_ways(found, workers), *who_is_slow]
+    return "\n".join(map(printable, lines))  # plans, networks and hosts have others' names
 
 
 def _how(found: Findings, workers: int, baseline: str) -> list[str]:
