@@ -33,8 +33,9 @@ def template(name: str) -> jinja2.Template:
 
 
 def _shown(value: object) -> object:
-    is_text = isinstance(value, str) and not isinstance(value, Markup)
-    return printable(value) if is_text else value
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return printable(value)
 
 
 def embedded(value: Any) -> Markup:

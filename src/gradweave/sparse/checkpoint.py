@@ -93,7 +93,7 @@ def _for_rank(states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> dic
 
 def _read(folder: str | os.PathLike[str], rank: int, ranks: int) -> dict[str, Any]:
     path = Path(folder) / _file_name(rank, ranks)
-    state = _unpacked(path)
+    state: dict[str, Any] = _unpacked(path)
     try:
         require_state(state)
     except RequestError as error:
