@@ -219,7 +219,7 @@ def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("most", [20, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("most", [12, pytest.param(10_000, marks=pytest.mark.long)])
 def test_a_kill_at_any_call_leaves_the_old_state_or_the_new_one(tmp_path, most):
     command = [sys.executable, str(SCRIPT), "state", str(tmp_path), str(most)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -22,6 +22,7 @@ from torch.optim.optimizer import Optimizer
 from gradweave.checkpoint.kept_by_optimizers import parameters_of
 from gradweave.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
 from gradweave.checkpoint.sparse_state import loaded_sparse_state, sparse_state
+from gradweave.checkpoint.written_beside import WrittenBeside
 from gradweave.errors import FormatError, RequestError
 from gradweave.recipe import Recipe
 from gradweave.runtime.ddp import DistributedDataParallel
@@ -77,8 +78,18 @@ class TrainingState:
         self._saved_ranks = model.process_group.size()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write a checkpoint of this alone; it is complete when all ranks have returned."""
-        save({KEY: self}, checkpoint_id=folder, process_group=self._model.process_group)
+        """Write a checkpoint of this alone; it is complete when all ranks have returned.
+
+        Until then the one that was in the folder, if there was one, is as it was.
+        """
+        # Where it is no folder of this machine's, torch knows what writes there.
+        is_folder = FileSystemWriter.validate_checkpoint_id(folder)
+        save(
+            {KEY: self},
+            checkpoint_id=folder,
+            storage_writer=WrittenBeside(folder) if is_folder else None,
+            process_group=self._model.process_group,
+        )
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Load what ``save`` has written, with any number of ranks."""
