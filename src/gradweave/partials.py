@@ -10,7 +10,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,7 +54,10 @@ def partial_folder(parent: Path) -> Iterator[Path]:
     while True:
         path = _new_path(parent, prefix)
         path.mkdir()
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # cleared away before it was locked
+            continue
         try:
             if not _is_locked(path, descriptor):
                 continue
@@ -71,10 +73,10 @@ def partial_folder(parent: Path) -> Iterator[Path]:
 def clear_away(folder: Path, prefix: str) -> None:
     """What begins like this and was left behind; nothing of a process that still writes."""
     with suppress(OSError), os.scandir(folder) as entries:
-        left = [one.path for one in entries if _is_partial(one.name, prefix)]
-        for path in left:
+        left = [one for one in entries if _is_partial(one.name, prefix)]
+        for entry in left:
             with suppress(OSError):
-                _remove_if_nobodys(path)
+                _remove_if_nobodys(entry)
 
 
 def _prefix(name: str) -> str:
@@ -96,14 +98,17 @@ def _is_locked(path: Path, descriptor: int) -> bool:
     return path.exists()
 
 
-def _remove_if_nobodys(path: str) -> None:
+def _remove_if_nobodys(entry: os.DirEntry[str]) -> None:
     """Raise OSError where somebody writes to it, or nobody can tell."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    is_folder = entry.is_dir(follow_symlinks=False)
+    # Network disks lock what can be written to alone, and folders never.
+    access = os.O_RDONLY if is_folder else os.O_RDWR
+    descriptor = os.open(entry.path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            shutil.rmtree(path)
+        if is_folder:
+            shutil.rmtree(entry.path)
         else:
-            os.unlink(path)  # noqa: PTH108 a text, as scandir yields it
+            Path(entry.path).unlink()
     finally:
         os.close(descriptor)
