@@ -229,6 +229,20 @@ def noted_gradients(ddp: TorchDDP) -> list[int]:
     return list(ddp.reducer.get_backward_stats())
 
 
+def awaits_first_static_pass(ddp: TorchDDP) -> bool:
+    """Whether torch waits for the first backward pass of a static graph, to send all at its end.
+
+    It sees that pass end in what forward returns. Where backward runs inside of forward, it never
+    does, and somebody else has to send: for each new reducer.
+    """
+    return ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued  # noqa: SLF001
+
+
+def first_static_pass_was_sent(ddp: TorchDDP) -> None:
+    """Say that somebody else has sent it."""
+    ddp._static_graph_delay_allreduce_enqueued = True  # noqa: SLF001
+
+
 def require_finished_reduction(ddp: TorchDDP) -> None:
     """Raise what torch would raise in its next pass where the last one left parameters out.
 

@@ -70,6 +70,9 @@ class ReducerEngine:
         """From the next pass on; ``order`` is what torch's own buckets follow, if it is known."""
         ddp = self._live
         require_finished_reduction(ddp)
+        is_untouched = not self._installed and self.sender is None
+        if is_untouched and buckets is SimpleBuckets.ORIGINAL and not notes_messages:
+            return  # torch's are there, and another first pass is nothing to ask for
         self.plan = plan = buckets if isinstance(buckets, Plan) else None
         self._installed = self._names(buckets, order)
         replace_reducer(ddp, self._parameters, self._installed)
