@@ -115,6 +115,15 @@ def logged(trainer, key="loss"):
     return [said[key] for said in trainer.state.log_history if key in said]
 
 
+def evaluated(trainer):
+    """But for its last step, after which who comes to max_steps evaluates once more."""
+    return [
+        (said["step"], said["eval_loss"])
+        for said in trainer.state.log_history
+        if "eval_loss" in said and said["step"] < trainer.state.global_step
+    ]
+
+
 def side_by_side(rank, habit, folder):
     make, options = HABITS[habit]
     stops = StopAfterwards()
@@ -125,7 +134,7 @@ def side_by_side(rank, habit, folder):
     torchs.train()
     return {
         "losses": (logged(ours), logged(torchs)),
-        "evaluated": (logged(ours, "eval_loss"), logged(torchs, "eval_loss")),
+        "evaluated": (evaluated(ours), evaluated(torchs)),
         "weights": all(
             torch.equal(a, b)
             for a, b in zip(ours.model.parameters(), torchs.model.parameters(), strict=True)

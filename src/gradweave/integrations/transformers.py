@@ -46,7 +46,9 @@ class GradweaveCallback(TrainerCallback):  # type: ignore[misc]
             return
         if in_use.findings().stage is Stage.SETTLED:
             self._has_told = True
+            wants_log = trainer.control.should_log
             trainer.log(planning_metrics(in_use.findings()))
+            trainer.control.should_log = wants_log  # the step's loss is logged as ever
 
 
 def use_gradweave(trainer: Trainer, **options: Any) -> InUse:
