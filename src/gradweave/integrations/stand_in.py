@@ -66,7 +66,7 @@ def stand_in(options: Mapping[str, Any], on_made: OnMade) -> type[DistributedDat
 
 
 def _empty_wrapper() -> DistributedDataParallel:
-    """Where pickle puts what it has read: it knows a class by where that is, and ours is nowhere."""
+    """What pickle fills: it knows classes by where they are, and a stand-in is nowhere."""
     return DistributedDataParallel.__new__(DistributedDataParallel)
 
 
