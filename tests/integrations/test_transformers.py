@@ -103,7 +103,7 @@ def made_trainer(model, folder, *, callbacks=(), max_steps=MOST_STEPS, **options
         **{"save_strategy": "no", **options},
     )
     return Trainer(
-        model=model,
+        **{"model" if isinstance(model, nn.Module) else "model_init": model},
         args=settings,
         train_dataset=sentences(64),
         eval_dataset=sentences(8),
@@ -194,6 +194,30 @@ def test_a_checkpoint_has_the_recipe(tmp_path):
         assert ours == torchs
     (file,) = (tmp_path / "run").rglob("gradweave_recipe_0.json")
     assert file.parent.name.startswith("checkpoint-")
+
+
+def trained_twice(rank, folder, makes):
+    """By one trainer, which wraps a model that it is given once, and one that it makes anew."""
+    model, stops = language_model if makes else language_model(), StopAfterwards()
+    trainer = made_trainer(model, folder, callbacks=[stops])
+    stops.in_use = in_use = use_gradweave(trainer, **OPTIONS)
+    found = []
+    for _ in range(2):
+        trainer.train()
+        told = [said for said in trainer.state.log_history if "gradweave/settled" in said]
+        found.append((in_use.plan, in_use.findings().is_remembered, len(told)))
+        stops.settled_for = 0
+    return found, len(in_use.accounts), trainer.state.global_step
+
+
+@pytest.mark.parametrize("makes", [True, False])
+def test_a_second_training_begins_with_what_the_first_has_found(tmp_path, makes):
+    results = on_two(trained_twice, tmp_path / "run", makes, scratch=tmp_path)
+    for ((plan, remembered, told), again), wrapped, steps in results:
+        assert (remembered, told) == (False, 1)
+        assert again == (plan, makes, 1)
+        assert wrapped == 1
+        assert steps == STEPS_AFTERWARDS
 
 
 def undone(rank, folder):

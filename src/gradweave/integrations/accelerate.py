@@ -66,6 +66,10 @@ class InUse(TellsOfWrappers):
             texts.append(files.read_text(file))
         self._made.recall(texts)
 
+    def begin_again(self) -> None:
+        """Models that are prepared from now on take the places of those that were."""
+        self._made.begin_again()
+
     def _prepare(self, model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         with in_torchs_place(self._class):
             prepared: nn.Module = self._prepare_model(model, *args, **kwargs)

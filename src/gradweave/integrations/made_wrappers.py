@@ -18,23 +18,34 @@ class MadeWrappers:
         self._accounts: list[PlanningAccount] = []
         self._wrappers: list[weakref.ref[DistributedDataParallel]] = []
         self._recalled: Sequence[str] = ()
+        self._awaits_wrappers = False  # what was recalled
+        self._begins_again = False
 
     def add(self, wrapper: DistributedDataParallel) -> None:
         """On every rank, when it has just been made; it begins with the recipe for its place."""
+        if self._begins_again:
+            self._clear()
         place = len(self._accounts)
         self._accounts.append(wrapper.account())
         self._wrappers.append(weakref.ref(wrapper))
         wrapper.adopt(self._recalled[place] if place < len(self._recalled) else None)
 
     def begin_again(self) -> None:
-        """Those that come now take the places of those that were, and their recipes."""
-        if any(recipes := self.recipes()):
+        """Those that come now take the places of those that were, and their recipes.
+
+        Unless others were recalled meanwhile, which count. Until one comes, nothing changes.
+        """
+        self._begins_again = True
+
+    def _clear(self) -> None:
+        if not self._awaits_wrappers and any(recipes := self.recipes()):
             self._recalled = recipes
+        self._awaits_wrappers = self._begins_again = False
         self._accounts, self._wrappers = [], []
 
     def recall(self, recipes: Sequence[str]) -> None:
         """Recipes of an earlier run, as texts, for wrappers that are made from now on."""
-        self._recalled = tuple(recipes)
+        self._recalled, self._awaits_wrappers = tuple(recipes), True
 
     def adopt_recalled(self) -> None:
         """Give those to wrappers that were made before; on every rank, before their first step."""

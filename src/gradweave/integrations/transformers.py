@@ -25,6 +25,10 @@ class GradweaveCallback(TrainerCallback):  # type: ignore[misc]
         self._in_use = in_use
         self._has_told = False
 
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        self._has_told = False
+
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """One step late: that planning is over is seen when the next forward pass begins."""
         del args, kwargs
@@ -68,6 +72,7 @@ def use_gradweave(trainer: Trainer, **options: Any) -> InUse:
             folder = get_last_checkpoint(trainer.args.output_dir)
         if folder:
             in_use.recall_recipes(folder)
+        in_use.begin_again()  # if this wraps anew: with what an earlier training has found
         return train(resume_from_checkpoint, *args, **kwargs)
 
     trainer.train = train_with_recipe
