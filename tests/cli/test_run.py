@@ -251,6 +251,37 @@ def test_refusals_are_raised():
         run_script(Script(name="nowhere.py"), {}, to=io.StringIO())
 
 
+SPAWNING = """
+import multiprocessing
+
+class Number(int):
+    pass
+
+def doubled(number):
+    return Number(2 * number)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(doubled, [Number(3)]), type(pool.apply(doubled, [1])) is Number)
+"""
+
+
+@pytest.mark.parametrize("named", [("spawning.py",), ("-m", "spawning")])
+def test_what_a_script_spawns_finds_the_script(tmp_path, named):
+    """Seconds: as a command. As workers do that load data."""
+    (tmp_path / "spawning.py").write_text(SPAWNING)
+    done = subprocess.run(
+        [sys.executable, "-m", "gradweave", "run", *named],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "RANK": "1"},
+        timeout=120,
+    )
+    assert done.stdout == "[6] True\n", done.stderr
+
+
 CODES = {"exit(0)": 0, "sys.exit(7)": 7, "sys.exit('enough')": 1, "1 / 0": 1}
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("lightning")
 import torch
 from launched import MOST_STEPS, QUICK, STEPS_AFTERWARDS, TORCHS, inputs_of, network, on_two
 from lightning.fabric import Fabric
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_training import (
@@ -193,8 +193,9 @@ def resumed(rank, folder):
         callbacks=[StopAfterwards, lambda: kept],
         enable_checkpointing=True,
     )
-    again, module = GradweaveStrategy(**QUICK), Small()
-    trainer = made_trainer(again, max_steps=first.global_step + 4, max_epochs=-1)
+    again, module, stages = GradweaveStrategy(**QUICK), Small(), []
+    notes = LambdaCallback(on_train_start=lambda *_: stages.append(again.findings().stage))
+    trainer = made_trainer(again, max_steps=first.global_step + 4, max_epochs=-1, callbacks=[notes])
     trainer.fit(module, data_of(rank), ckpt_path=str(folder / "last.ckpt"))
     # With torch's class: what is in the file of ours bothers nobody.
     torchs = Small()
@@ -203,7 +204,7 @@ def resumed(rank, folder):
     return (
         strategy.recipe(),
         again.recipe(),
-        again.findings().is_remembered,
+        again.findings().is_remembered and stages == ["settled"],
         module.losses,
         torchs.losses,
     )

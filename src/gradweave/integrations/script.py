@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, TextIO
 
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from gradweave.runtime.ddp import DistributedDataParallel
 
 # What launchers tell each of the processes that they start: torchrun, srun, mpirun.
 RANKS_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+# The multiprocessing package's name for the module that Python was started with.
+MAIN_OF_SPAWNED = "__mp_main__"
 ALONE = (
     "gradweave: no launcher has started this process, and those that the script starts would have "
     "torch's class, so all have it; start all of them with torchrun"
@@ -70,10 +72,21 @@ def run_script(script: Script, options: Mapping[str, Any], *, to: TextIO) -> int
     return 0
 
 
+class _WhateverIsMain(ModuleType):
+    """The script's module, by the name that processes have for it which the script spawns.
+
+    What they send back is looked for there, and Python has put our own module there.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["__main__"], name)
+
+
 @contextmanager
 def _as_main(script: Script) -> Iterator[Callable[[], object]]:
     """Let the script find what it would find if Python had been given it."""
-    argv, first = sys.argv, sys.path[0]
+    argv, first, ours = sys.argv, sys.path[0], sys.modules.get(MAIN_OF_SPAWNED)
+    sys.modules[MAIN_OF_SPAWNED] = _WhateverIsMain(MAIN_OF_SPAWNED)
     sys.argv = [script.name, *script.arguments]
     if script.is_module:
         sys.path[0] = str(Path.cwd())
@@ -89,6 +102,9 @@ def _as_main(script: Script) -> Iterator[Callable[[], object]]:
         yield run
     finally:
         sys.argv, sys.path[0] = argv, first
+        del sys.modules[MAIN_OF_SPAWNED]
+        if ours is not None:
+            sys.modules[MAIN_OF_SPAWNED] = ours
 
 
 def _report(made: Sequence[_Made], rank: str | None) -> Iterator[str]:
