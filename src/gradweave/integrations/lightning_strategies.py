@@ -84,16 +84,14 @@ class ForTrainer(TellsOfWrappers):
 
         It does so once, and other buckets begin with a first pass again.
         """
-        is_awaited = False
-        if hasattr(self, "_pl_static_graph_delay_done") and isinstance(
-            self.model,  # type: ignore[attr-defined]
-            DistributedDataParallel,
-        ):
-            is_awaited = awaits_first_static_pass(self.model)
+        wrapper, is_awaited = self.model, False  # type: ignore[attr-defined]
+        is_ours = isinstance(wrapper, DistributedDataParallel)
+        if is_ours and hasattr(self, "_pl_static_graph_delay_done"):
+            is_awaited = awaits_first_static_pass(wrapper)
             self._pl_static_graph_delay_done = not is_awaited
         super().post_backward(closure_loss)  # type: ignore[misc]
         if is_awaited and self._pl_static_graph_delay_done:
-            first_static_pass_was_sent(self.model)
+            first_static_pass_was_sent(wrapper)
 
     def teardown(self) -> None:
         self._tell_loggers()
@@ -120,7 +118,7 @@ class ForTrainer(TellsOfWrappers):
             return
         for logger in trainer.loggers:
             logger.log_metrics(planning_metrics(self.findings()), step=trainer.global_step)
-            experiment = getattr(logger, "experiment", None)
+            experiment: Any = getattr(logger, "experiment", None)
             if hasattr(experiment, "add_text"):  # TensorBoard's
                 experiment.add_text("gradweave", self.explain(), trainer.global_step)
 
