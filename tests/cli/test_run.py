@@ -201,6 +201,22 @@ MISTAKES = {
 }
 
 
+def test_a_misspelt_option_is_one_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--precison", "exact", __file__])
+    assert "no option --precison, did you mean --precision?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ours", [[], ["--precision", "exact"], ["--precision=exact"]])
+def test_what_follows_the_script_is_the_scripts(capsys, tmp_path, launched, ours):
+    """Also options that we do not have, and those that we do."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    theirs = ["--wrapper", "torch", "--precision", "bold", "-m", "--", "-x"]
+    assert main(["run", *ours, str(script), *theirs]) == 0
+    assert capsys.readouterr().out == f"{theirs}\n"
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line(capsys, name):
     arguments, why = MISTAKES[name]
