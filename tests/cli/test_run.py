@@ -18,9 +18,11 @@ import torch
 from ranks import on_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.optim.swa_utils import AveragedModel
 
 from gradweave import DistributedDataParallel, RequestError
 from gradweave.cli import main
+from gradweave.integrations import script
 from gradweave.integrations.script import RANKS_NAMES, Script, run_script
 from gradweave.integrations.stand_in import in_torchs_place, stand_in
 
@@ -171,6 +173,12 @@ def stood_in(group):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of groups that are not in a copy
             again = [type(copy.deepcopy(ours)), type(pickle.loads(pickle.dumps(ours)))]  # noqa: S301
+
+            class Derived(torch.nn.parallel.DistributedDataParallel):
+                pass
+
+            derived = Derived(nn.Linear(2, 3))
+            is_kept = type(AveragedModel(derived).module) is Derived
         seen = []
         ours.module.register_forward_hook(
             lambda *_: seen.append(TorchDDP._get_active_ddp_module() is ours)
@@ -178,16 +186,17 @@ def stood_in(group):
         ours(torch.ones(1, 2)).sum().backward()
     torch_again = torch.nn.parallel.distributed.DistributedDataParallel is TorchDDP
     assert TorchDDP._get_active_ddp_module() is None
-    return is_one, is_ours, again, seen, made == [ours], torch_again
+    return is_one, is_ours, again, is_kept, seen, made == [ours, derived], torch_again
 
 
 def test_what_stands_for_torchs_class_is_taken_for_it(tmp_path):
-    for is_one, is_ours, again, seen, is_told, torch_again in on_processes(
+    for is_one, is_ours, again, is_kept, seen, is_told, torch_again in on_processes(
         2, stood_in, scratch=tmp_path
     ):
         assert is_one == [True, True, False]
         assert is_ours == [True, False, False]
         assert again == [DistributedDataParallel] * 2
+        assert is_kept  # a script's own class
         assert seen == [True]  # torch.compile asks torch's class for it
         assert is_told
         assert torch_again
@@ -314,3 +323,56 @@ def test_exit_codes_are_kept(tmp_path, code):
         env={**os.environ, "RANK": "1"},
     )
     assert done.returncode == CODES[code], done.stderr
+
+
+@pytest.mark.parametrize("code", ["sys.exit(7)", "1 / 0"])
+def test_exit_codes_are_kept_where_nobody_reads(tmp_path, code):
+    """A second each: as a command, whose pipe is closed at its other end."""
+    (tmp_path / "ends.py").write_text(f"import sys\nprint('said')\n{code}\n")
+    nobody, end = os.pipe()
+    os.close(nobody)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gradweave", "run", "ends.py"],
+            cwd=tmp_path,
+            check=False,
+            env={**os.environ, "RANK": "0", "PYTHONUNBUFFERED": ""},
+            stdout=end,
+            stderr=end,
+        )
+    finally:
+        os.close(end)
+    assert done.returncode == CODES[code]
+
+
+@pytest.mark.parametrize("named", [("says.py",), ("-m", "says")])
+def test_a_safe_path_stays_as_it_is(tmp_path, named):
+    """A second each: as a command. Python has no script's folder there then."""
+    (tmp_path / "says.py").write_text("import sys\nprint(sys.path)\n")
+    environment = {**os.environ, "RANK": "1", "PYTHONSAFEPATH": "1", "PYTHONPATH": str(tmp_path)}
+    said = [
+        subprocess.run(
+            [sys.executable, *command, *named],
+            cwd=tmp_path,
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environment,
+        ).stdout
+        for command in ([], ["-m", "gradweave", "run"])
+    ]
+    assert said[0].startswith("[")
+    assert said[1] == said[0]
+
+
+@pytest.mark.usefixtures("launched")
+def test_files_are_those_of_where_the_command_was_given(tmp_path, monkeypatch):
+    """A script may go elsewhere before it wraps its model."""
+    (tmp_path / "plan.json").write_text("{}")
+    given = []
+    monkeypatch.setattr(script, "run_script", lambda *args, **_: given.append(args[1]) or 0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--plan", "plan.json", "--cache", "plans", "train.py"]) == 0
+    assert main(["run", "--cache", "", "train.py"]) == 0
+    here = {"plan": str(tmp_path / "plan.json"), "cache": str(tmp_path / "plans")}
+    assert given == [here, {"cache": ""}]  # none, where it is empty

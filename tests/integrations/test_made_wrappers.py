@@ -1,8 +1,9 @@
 """Whose recipe a wrapper begins with."""
 
 import pytest
+from launched import network, on_two
 
-from gradweave import RequestError
+from gradweave import DistributedDataParallel, RequestError
 from gradweave.integrations.made_wrappers import MadeWrappers
 
 
@@ -12,12 +13,7 @@ class Found:
     def __init__(self, text):
         self.text = text
 
-    def recipe(self):
-        if not self.text:
-            raise RequestError("nothing is settled")
-        return self
-
-    def to_text(self):
+    def recipe_text(self):
         return self.text
 
 
@@ -83,3 +79,33 @@ def test_where_nothing_was_found_the_last_recipes_stay():
 def test_nothing_is_told_before_a_model_is_wrapped():
     with pytest.raises(RequestError, match="no model was wrapped yet"):
         _ = MadeWrappers().last
+
+
+class Noting(DistributedDataParallel):
+    """Notes what it is asked to adopt, and adopts it."""
+
+    def adopt(self, recipe):
+        self.given = [*getattr(self, "given", ()), recipe]
+        return super().adopt(recipe)
+
+
+def adopted_where_one_is_gone(rank):
+    made = MadeWrappers()
+    wrappers = [Noting(network()) for _ in range(3)]
+    for wrapper in wrappers:
+        made.add(wrapper)
+    del wrapper
+    if rank == 1:
+        wrappers[1] = None
+        made.recall(())  # whose recipes do not count
+    else:
+        made.recall(["a", "b", "c"])
+    made.adopt_recalled()
+    return [wrapper and wrapper.given for wrapper in wrappers]
+
+
+def test_a_wrapper_that_one_rank_has_lost_is_left_alone_on_all(tmp_path):
+    """Or the others would wait for it: adopting is something that all ranks do."""
+    here, there = on_two(adopted_where_one_is_gone, scratch=tmp_path)
+    assert here == [[None, "a"], [None], [None, "c"]]
+    assert there == [[None, None], None, [None, None]]

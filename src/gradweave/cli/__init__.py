@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from gradweave import __version__
 from gradweave.cli import (
@@ -61,15 +62,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.refuse_unknown(given)
     options = parser.parse_args(given)
     try:
-        exit_code = VERBS[options.verb].run(options) or 0
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read us, `head` for one, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            exit_code = VERBS[options.verb].run(options) or 0
+        finally:
+            _flush(sys.stdout)
+            _flush(sys.stderr)
+    except BrokenPipeError:
         exit_code = 0
     except (GradweaveError, OSError) as error:
         print(f"gradweave {options.verb}: {error}", file=sys.stderr)
         exit_code = 2
     return exit_code
+
+
+def _flush(stream: TextIO) -> None:
+    """Drop what is not read any more: `head`, for one, has seen enough, and that is no failure."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (AttributeError, ValueError):  # there is none, or a script has closed or replaced it
+        pass
 
 
 def _parser() -> Parser:

@@ -4,7 +4,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, TextIO
@@ -64,11 +64,13 @@ def run_script(script: Script, options: Mapping[str, Any], *, to: TextIO) -> int
         with ours, _as_main(script) as run:
             run()
     except Exception as error:  # noqa: BLE001 it is the script's, and shown as such
-        _show(error, script)
+        with suppress(BrokenPipeError):
+            _show(error, script)
         return 1
     finally:
-        for line in _report(made, rank):
-            print(line, file=to, flush=True)
+        with suppress(BrokenPipeError):  # nobody reads it; the script's exit code stays
+            for line in _report(made, rank):
+                print(line, file=to, flush=True)
     return 0
 
 
@@ -86,12 +88,11 @@ class _WhateverIsMain(ModuleType):
 def _as_main(script: Script) -> Iterator[Callable[[], object]]:
     """Let the script find what it would find if Python had been given it."""
     argv, first, ours = sys.argv, sys.path[0], sys.modules.get(MAIN_OF_SPAWNED)
+    folder = None if sys.flags.safe_path else _folder(script)  # Python puts none there then
     sys.modules[MAIN_OF_SPAWNED] = _WhateverIsMain(MAIN_OF_SPAWNED)
     sys.argv = [script.name, *script.arguments]
-    if script.is_module:
-        sys.path[0] = str(Path.cwd())
-    elif Path(script.name).is_file():
-        sys.path[0] = str(Path(script.name).resolve().parent)
+    if folder is not None:
+        sys.path[0] = str(folder)
 
     def run() -> object:
         if script.is_module:
@@ -101,10 +102,19 @@ def _as_main(script: Script) -> Iterator[Callable[[], object]]:
     try:
         yield run
     finally:
-        sys.argv, sys.path[0] = argv, first
+        sys.argv = argv
+        if folder is not None:
+            sys.path[0] = first
         del sys.modules[MAIN_OF_SPAWNED]
         if ours is not None:
             sys.modules[MAIN_OF_SPAWNED] = ours
+
+
+def _folder(script: Script) -> Path | None:
+    """Return where Python looks first for what the script imports; None where runpy knows."""
+    if script.is_module:
+        return Path.cwd()
+    return Path(script.name).resolve().parent if Path(script.name).is_file() else None
 
 
 def _report(made: Sequence[_Made], rank: str | None) -> Iterator[str]:

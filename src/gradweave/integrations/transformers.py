@@ -63,6 +63,7 @@ def use_gradweave(trainer: Trainer, **options: Any) -> InUse:
     """
     in_use = use_with_accelerator(trainer.accelerator, **options)
     callback, train = GradweaveCallback(trainer, in_use), trainer.train
+    make_accelerator = trainer.create_accelerator_and_postprocess
     trainer.add_callback(callback)
     in_use.to_undo.callback(trainer.remove_callback, callback)
 
@@ -75,6 +76,13 @@ def use_gradweave(trainer: Trainer, **options: Any) -> InUse:
         in_use.begin_again()  # if this wraps anew: with what an earlier training has found
         return train(resume_from_checkpoint, *args, **kwargs)
 
+    def make_accelerator_with_ours() -> None:
+        """Each trial of a search for hyperparameters makes one, inside of `train`."""
+        make_accelerator()
+        in_use.move_to(trainer.accelerator)
+
     trainer.train = train_with_recipe
+    trainer.create_accelerator_and_postprocess = make_accelerator_with_ours
     in_use.to_undo.callback(delattr, trainer, "train")
+    in_use.to_undo.callback(delattr, trainer, "create_accelerator_and_postprocess")
     return in_use
