@@ -5,6 +5,7 @@ from launched import network, on_two
 
 from gradweave import DistributedDataParallel, RequestError
 from gradweave.integrations.made_wrappers import MadeWrappers
+from gradweave.runtime.account import PlanningAccount
 
 
 class Found:
@@ -74,6 +75,13 @@ def test_where_nothing_was_found_the_last_recipes_stay():
     added(made, Wrapper())
     made.begin_again()
     assert added(made, Wrapper()) == ["a"]
+
+
+def test_where_nothing_is_planned_there_is_no_text():
+    account = PlanningAccount(
+        None, None, why_unplanned="one worker", workers=1, device="cpu", baseline="torch"
+    )
+    assert account.recipe_text() == ""
 
 
 def test_nothing_is_told_before_a_model_is_wrapped():

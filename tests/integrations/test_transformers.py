@@ -1,5 +1,8 @@
 """Transformers' Trainer with our wrapper: the same losses, logs and checkpoints that know of it."""
 
+from operator import attrgetter
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("transformers")
@@ -14,9 +17,11 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    integrations,
     set_seed,
 )
 from transformers.modeling_outputs import ModelOutput
+from transformers.trainer_utils import HPSearchBackend
 
 from gradweave import DistributedDataParallel
 from gradweave.integrations.transformers import use_gradweave
@@ -220,6 +225,29 @@ def test_a_second_training_begins_with_what_the_first_has_found(tmp_path, makes)
         assert steps == STEPS_AFTERWARDS
 
 
+def searched(rank, folder):
+    """As a search for hyperparameters trains: each trial makes an accelerator of its own."""
+    trainer = made_trainer(language_model, folder, max_steps=2)
+    first, in_use = trainer.accelerator, use_gradweave(trainer, **QUICK)
+    trainer.hp_search_backend, trainer.hp_name = HPSearchBackend.OPTUNA, None
+    trainer.hp_space = integrations.hp_params = attrgetter("params")  # that library is not here
+    classes = []
+    for number, rate in enumerate((0.1, 0.2)):
+        trainer.train(trial=SimpleNamespace(number=number, params={"learning_rate": rate}))
+        assert trainer.args.learning_rate == rate
+        classes.append(isinstance(trainer.model_wrapped, DistributedDataParallel))
+    last = trainer.accelerator
+    in_use.undo()
+    left = [set(vars(one)) & {"prepare_model", "gradweave_in_use"} for one in (first, last)]
+    trainer.train(trial=SimpleNamespace(number=2, params={"learning_rate": 0.3}))
+    return classes, first is last, left, type(trainer.model_wrapped) is TorchDDP
+
+
+def test_trials_of_a_search_have_our_wrapper(tmp_path):
+    expected = [True, True], False, [set(), set()], True
+    assert on_two(searched, tmp_path / "run", scratch=tmp_path) == [expected] * 2
+
+
 def undone(rank, folder):
     """What was changed about a trainer, and what is left of that."""
     trainer = made_trainer(language_model(), folder, max_steps=2)
@@ -228,9 +256,10 @@ def undone(rank, folder):
     use_gradweave(trainer, **QUICK).undo()
     trainer.train()
     after = [type(callback) for callback in trainer.callback_handler.callbacks]
-    left = set(vars(trainer.accelerator)) - before[1], "train" in vars(trainer)
+    changed = {"train", "create_accelerator_and_postprocess"}
+    left = set(vars(trainer.accelerator)) - before[1], changed & set(vars(trainer))
     return left, kinds == after, type(trainer.model_wrapped) is TorchDDP
 
 
 def test_what_was_changed_can_be_undone(tmp_path):
-    assert on_two(undone, tmp_path / "run", scratch=tmp_path) == [((set(), False), True, True)] * 2
+    assert on_two(undone, tmp_path / "run", scratch=tmp_path) == [((set(), set()), True, True)] * 2
