@@ -39,9 +39,8 @@ class ReducerEngine:
         self._ddp = weakref.ref(ddp)  # which must die before its process group
         self._parameters, self._transports = parameters, transports
         self.torch_cap_bytes: int = ddp.bucket_bytes_cap
-        self._torch_caps_bytes = torch_caps_bytes(
-            ddp
-        )  # before a plan's largest bucket takes its place
+        # Before a plan's largest bucket takes its place.
+        self._torch_caps_bytes = torch_caps_bytes(ddp)
         self._noted: list[int] = []
         self._installed: list[list[str]] = []  # buckets by names; empty: torch has made its own
         self._torchs_messages = 0  # of those, once it has said how many
