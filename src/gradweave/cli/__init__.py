@@ -19,7 +19,7 @@ from gradweave.cli import (
     simulate,
 )
 from gradweave.cli.parser import Parser
-from gradweave.cli.streams import end_output, make_writable
+from gradweave.cli.streams import flush_output, make_writable
 from gradweave.errors import GradweaveError
 from gradweave.vocabulary import printable
 
@@ -63,14 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.refuse_unknown(given)
     options = parser.parse_args(given)
     try:
-        exit_code = VERBS[options.verb].run(options) or 0
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read us, `head` for one, has seen enough
+        try:
+            exit_code = VERBS[options.verb].run(options) or 0
+        finally:
+            flush_output()
+    except BrokenPipeError:  # `head`, for one, has seen enough, and that is no failure
         exit_code = 0
     except (GradweaveError, OSError) as error:
         print(f"gradweave {options.verb}: {printable(str(error))}", file=sys.stderr)
         exit_code = 2
-    end_output()
     return exit_code
 
 

@@ -26,9 +26,17 @@ def make_writable() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def end_output() -> None:
-    """When all is said: what nobody takes is forgotten, or Python would complain at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), STREAMS["stdout"])
+def flush_output() -> None:
+    """When all is said: what cannot be written is dropped, or Python would try again at exit.
+
+    Raise OSError where somebody would have wanted it: a disk is full.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if not isinstance(error, BrokenPipeError):
+                raise
+        except (AttributeError, ValueError):  # a script has closed or replaced it
+            pass
