@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long test-integrations test-torch test-pure package lint bench report results presets clean
+.PHONY: demo test test-long test-integrations test-torch test-pure package bill audit lint bench report results presets clean
 
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
@@ -57,6 +57,22 @@ $(PACKAGE_VENV)/.installed: pyproject.toml constraints.txt
 	$(PACKAGE_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build setuptools twine
 	touch $@
 
+# What is installed to develop this, with versions, licences and who needs what: a bill of materials,
+# as CycloneDX in DIST. And whether anything bad is known of what is pinned, which needs the internet.
+BILL_VENV := .venv-bill
+bill: $(INSTALLED) $(BILL_VENV)/.installed
+	mkdir -p $(DIST)
+	$(BILL_VENV)/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library \
+		--output-reproducible --output-file $(DIST)/gradweave.cdx.json $(BIN)/python
+
+audit: $(BILL_VENV)/.installed
+	$(BILL_VENV)/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+
+$(BILL_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BILL_VENV)
+	$(BILL_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt cyclonedx-bom pip-audit
+	touch $@
+
 # Lightning, Accelerate and Transformers with our wrapper, in an environment that has them.
 INTEGRATIONS := .venv-integrations
 test-integrations: $(INTEGRATIONS)/.installed
@@ -97,4 +113,4 @@ $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt constraints-integrati
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-torch-* .venv-pure-* $(PACKAGE_VENV) $(INTEGRATIONS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .venv-pure-* $(PACKAGE_VENV) $(BILL_VENV) $(INTEGRATIONS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
