@@ -21,9 +21,9 @@ FORBIDDEN = 77  # exit code: this machine lets nobody trace
 
 
 class Case(NamedTuple):
-    """What to write, which of the two is there, and where names of unfinished files would be."""
+    """How one of two is written, "old" or "new", and which of them is there."""
 
-    write: Callable[[str], None]  # "old" or "new"
+    write: Callable[[str], object]
     look: Callable[[], str]
 
 
@@ -33,7 +33,7 @@ def ptrace(request: int, process: int, data: int = 0) -> int:
     return int(call(request, process, 0, data))
 
 
-def stops_of(write: Callable[[], None], *, killed_at: int | None = None) -> int:
+def stops_of(write: Callable[[], object], *, killed_at: int | None = None) -> int:
     """How often it stops until it has written, or is killed, in a process of its own."""
     process = os.fork()
     if process == 0:
@@ -96,13 +96,13 @@ def a_state(folder: Path) -> Case:
         return _which({"old": 1, "new": 2}, found["step"])
 
     steps = {"old": 1, "new": 2}
-    return Case(lambda which: _nothing(checkpoint.save(state(steps[which]), folder)), look)
+    return Case(lambda which: checkpoint.save(state(steps[which]), folder), look)
 
 
 def a_run(folder: Path) -> Case:
     from msgspec.structs import replace  # noqa: PLC0415
 
-    from gradweave import FormatError, files, load_network, load_trace, make_plan, simulate  # noqa: PLC0415  # noqa: PLC0415
+    from gradweave import FormatError, files, load_network, load_trace, make_plan, simulate  # noqa: PLC0415
     from gradweave.results import Results  # noqa: PLC0415
     from gradweave.runs import Run, RunFolder  # noqa: PLC0415
 
@@ -175,24 +175,20 @@ def _which(values: dict[str, object], found: object) -> str:
     return next((which for which, value in values.items() if value == found), "torn")
 
 
-def _nothing(_: object) -> None:
-    pass
-
-
 def main(name: str, folder: Path, most: int | None = None) -> None:
     case = CASES[name](folder)
     case.write("old")
     stops = stops_of(lambda: case.write("new"))
     every = 1 if most is None else -(-stops // most)
     found: Counter[str] = Counter()
-    left = 0
+    left = 0  # unfinished files, at most, after the next one has been written
     for stop in range(1, stops + 1, every):
         case.write("old")
-        left = max(left, sum(path.name.endswith(".partial") for path in folder.iterdir()))
+        left = max(left, len([*folder.glob(".*.partial")]))
         stops_of(lambda: case.write("new"), killed_at=stop)
         found[case.look()] += 1
     case.write("new")
-    left = max(left, sum(path.name.endswith(".partial") for path in folder.iterdir()))
+    left = max(left, len([*folder.glob(".*.partial")]))
     print(json.dumps({"stops": stops, "found": found, "left": left, "last": case.look()}))  # noqa: T201
 
 

@@ -146,13 +146,13 @@ def run(command, **given):
 def test_a_terminal_that_knows_ascii_alone(tmp_path):
     trace = replace(load_trace("alexnet"), name="gewichte-größe-\U0001f600")
     files.write(tmp_path / "trace.json", trace)
-    done = run(
-        [*GRADWEAVE, "simulate", *ON_FOUR, "--trace", str(tmp_path / "trace.json")],
-        capture_output=True,
-        env={"PYTHONIOENCODING": "ascii"},
-    )
+    simulate = [*GRADWEAVE, "simulate", *ON_FOUR, "--trace", str(tmp_path / "trace.json")]
+    environment = {"PYTHONIOENCODING": "ascii"}
+    done = run(simulate, capture_output=True, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert rb"gewichte-gr\xf6\xdfe-\U0001f600" in done.stdout
+    done = run([*simulate, "--json"], capture_output=True, env=environment)
+    assert {row["trace"] for row in json.loads(done.stdout)} == {trace.name}
 
 
 @pytest.mark.parametrize("closed", ["1", "2", "1 2", "0 1 2"])

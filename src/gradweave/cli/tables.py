@@ -61,13 +61,17 @@ def print_note(text: str) -> None:
 
 
 def print_json(rows: Any) -> None:
-    """Exact, and without anything that a terminal would obey, which JSON can write otherwise."""
+    """Exact, and in characters that any terminal can write and none obeys."""
     text = msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
-    print("\n".join(line if line.isprintable() else _escaped(line) for line in text.split("\n")))
+    print("\n".join(map(_in_ascii, text.split("\n"))))
 
 
-def _escaped(line: str) -> str:
-    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
+def _in_ascii(line: str) -> str:
+    if line.isascii() and line.isprintable():
+        return line
+    return "".join(
+        one if one.isascii() and one.isprintable() else json.dumps(one)[1:-1] for one in line
+    )
 
 
 def print_table(title: str, columns: Mapping[str, Sequence[str]]) -> None:

@@ -85,9 +85,10 @@ def _for_rank(states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> dic
     if any(one != kept[0] for one in kept):
         raise RequestError("the states are not of one model; take a checkpoint of one training")
     state = {**states[0], "rank": rank, "ranks": ranks}
-    for kind, mean in zip(KINDS, (False, True), strict=True):
+    for kind in KINDS:
         if kind in state:
-            state[kind] = share_of([one[kind] for one in states], rank, ranks, mean=mean)
+            carried = [one[kind] for one in states]
+            state[kind] = share_of(carried, rank, ranks, mean=kind == "velocities")
     return state
 
 
