@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long test-integrations test-torch test-pure package bill audit lint bench report results presets clean
+.PHONY: demo test test-long test-integrations test-torch test-pure package lint bench report results presets clean
 
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
@@ -59,6 +59,7 @@ $(PACKAGE_VENV)/.installed: pyproject.toml constraints.txt
 
 # What is installed to develop this, with versions, licences and who needs what: a bill of materials,
 # as CycloneDX in DIST. And whether anything bad is known of what is pinned, which needs the internet.
+.PHONY: bill audit
 BILL_VENV := .venv-bill
 bill: $(INSTALLED) $(BILL_VENV)/.installed
 	mkdir -p $(DIST)
