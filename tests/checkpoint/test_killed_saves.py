@@ -1,29 +1,18 @@
 """A save that is killed leaves the checkpoint that was there, or the new one; and no more files."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from killed_writes import EVERY_CALL, after_kills
 from ranks import on_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import TrainingState
 
-SCRIPT = Path(__file__).parents[1] / "killed_writes.py"
 
-
-@pytest.mark.parametrize("most", [12, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("most", [12, pytest.param(EVERY_CALL, marks=pytest.mark.long)])
 def test_a_kill_at_any_call_leaves_the_old_checkpoint_or_the_new_one(tmp_path, most):
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), "training", str(tmp_path), str(most)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 77:
-        pytest.skip("this machine lets nobody trace a process")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = after_kills("training", tmp_path, most=most)
     assert set(told["found"]) == {"old", "new"}
     assert sum(told["found"].values()) > 0.5 * min(most, told["stops"])
     assert told["last"] == "new"

@@ -153,4 +153,4 @@ def test_changed_runs_are_pages_or_a_line(tmp_path, name):
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*FILES, "single/plan.json", "single/measured.json"])
 def test_many_changed_runs_are_pages_or_a_line(tmp_path, name):
-    check_changed_run(tmp_path / "run", name, count=500, seed=2, pages=500)
+    check_changed_run(tmp_path / "run", name, count=500, seed=2, pages=30)

@@ -1,14 +1,11 @@
 """Checkpoints of residuals: killed, cut, changed or forged, they are whole or a line says why."""
 
-import json
 import random
 import resource
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from killed_writes import EVERY_CALL, after_kills
 from mutations import NAMES, VALUES, mutated_bytes
 from torch.serialization import get_crc32_options, set_crc32_options
 
@@ -16,8 +13,6 @@ from gradweave import FormatError, RequestError
 from gradweave.errors import GradweaveError
 from gradweave.sparse import checkpoint
 from gradweave.sparse.state_form import require_state
-
-SCRIPT = Path(__file__).parents[1] / "killed_writes.py"
 
 
 def carried(rank):
@@ -219,14 +214,9 @@ def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("most", [12, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("most", [12, pytest.param(EVERY_CALL, marks=pytest.mark.long)])
 def test_a_kill_at_any_call_leaves_the_old_state_or_the_new_one(tmp_path, most):
-    command = [sys.executable, str(SCRIPT), "state", str(tmp_path), str(most)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 77:
-        pytest.skip("this machine lets nobody trace a process")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = after_kills("state", tmp_path, most=most)
     assert set(told["found"]) == {"old", "new"}
     assert sum(told["found"].values()) > 0.5 * min(most, told["stops"])
     assert (told["left"], told["last"]) == (0, "new")

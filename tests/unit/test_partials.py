@@ -2,21 +2,17 @@
 
 import errno
 import fcntl
-import json
 import multiprocessing
 import os
 import resource
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from killed_writes import EVERY_CALL, after_kills
 
 from gradweave import Trace, files, load_trace, partials
 
 SPAWN = multiprocessing.get_context("spawn")
-SCRIPT = Path(__file__).parents[1] / "killed_writes.py"
 
 
 def unfinished(folder):
@@ -167,26 +163,16 @@ def test_names_as_long_as_a_disk_takes_them(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def killed_writes(case, folder, *most):
-    folder.mkdir()
-    command = [sys.executable, str(SCRIPT), case, str(folder), *map(str, most)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 77:
-        pytest.skip("this machine lets nobody trace a process")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_a_kill_at_any_call_leaves_the_old_file_or_the_new_one(tmp_path):
-    told = killed_writes("trace", tmp_path / "a")
+    told = after_kills("trace", tmp_path)
     assert set(told["found"]) == {"old", "new"}
     assert sum(told["found"].values()) == told["stops"] > 20
     assert (told["left"], told["last"]) == (0, "new")
 
 
-@pytest.mark.parametrize("most", [20, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("most", [20, pytest.param(EVERY_CALL, marks=pytest.mark.long)])
 def test_a_kill_at_any_call_leaves_no_half_of_a_run(tmp_path, most):
     """The old one, the new one, or one that has not ended, which nobody takes for a run."""
-    told = killed_writes("run", tmp_path / "a", most)
+    told = after_kills("run", tmp_path, most=most)
     assert {"old", "new"} <= set(told["found"]) <= {"old", "new", "none"}
     assert (told["left"], told["last"]) == (0, "new")
