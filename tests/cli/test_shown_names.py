@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,48 @@ def test_options_that_are_not_are_named_safely(capsys, name):
     said = capsys.readouterr().err
     assert is_harmless(said)
     assert len(said) < LONG / 2
+
+
+ARGUMENTS = [
+    *NAMES.values(),
+    *("a\udcffb", "", ",", "-1", "0", "nan", "1e400", "9" * LONG),
+    *("fixed:", "fixed:-1MiB", "optimal:2", "topk:2", "1e-320s", "1e30s", "1e300gbit"),
+]
+
+
+def options_of(verb):
+    """Those that take a value, without the one that says where to write."""
+    actions = gradweave.cli._parser().verbs[verb]._actions
+    return [
+        action.option_strings[-1]
+        for action in actions
+        if action.option_strings and action.nargs != 0 and action.dest != "output"
+    ]
+
+
+def answer(*given):
+    try:
+        return main(given)
+    except SystemExit as ended:  # argparse does not like it
+        return ended.code
+
+
+@pytest.mark.parametrize("verb", ["plan", "simulate", "advise"])
+def test_any_argument_gives_an_answer_or_one_line(capsys, verb):
+    """Seconds, for there are hundreds."""
+    job = ["--trace", "alexnet", "--network", "k80-10gbe", "--workers", "4"]
+    refused = 0
+    for option, value in product(options_of(verb), ARGUMENTS):
+        code = answer(verb, *job, f"{option}={value}")
+        told = capsys.readouterr()
+        assert is_harmless(told.out), (option, value)
+        assert is_harmless(told.err), (option, value)
+        assert len(told.err) < LONG / 2, (option, value)
+        assert code in {0, 2}, (option, value)
+        if code == 2:
+            refused += 1
+            assert told.err.count("\n") == 1, (option, value)
+    assert refused > 100
 
 
 @hostile
