@@ -1,7 +1,7 @@
 """Small things that all ranks of a group must know alike. Nothing is pickled."""
 
-from collections.abc import Iterable
-from hashlib import sha256
+import time
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -10,17 +10,39 @@ from gradweave.torch_internals import wait_until_let_go
 
 # Enough for a host name or the description of a message.
 TEXT_BYTES = 256
+# At first, and when others have let us wait for long.
+POLLED_EVERY_S, POLLED_LATER_EVERY_S = 0.0002, 0.05
 
 
-def gather_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[str]:
-    """What every rank says, cut to ``TEXT_BYTES``."""
+def gather_text(
+    group: dist.ProcessGroup,
+    text: str,
+    *,
+    device: torch.device,
+    while_waiting: Callable[[], None] | None = None,
+) -> list[str]:
+    """What every rank says, cut to ``TEXT_BYTES``.
+
+    ``while_waiting`` is called again and again; what it raises ends waiting for others.
+    """
     mine = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
     encoded = text.encode()[:TEXT_BYTES]
     mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
     everyone = [torch.empty_like(mine, device=device) for _ in range(group.size())]
     mine = mine.to(device)
-    wait_until_let_go(group.allgather([everyone], [mine]), [*everyone, mine])
+    work = group.allgather([everyone], [mine])
+    if while_waiting is not None:
+        _wait_watchfully(work, while_waiting)
+    wait_until_let_go(work, [*everyone, mine])
     return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in everyone]
+
+
+def _wait_watchfully(work: dist.Work, while_waiting: Callable[[], None]) -> None:
+    pause_s = POLLED_EVERY_S
+    while not work.is_completed():
+        while_waiting()
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, POLLED_LATER_EVERY_S)
 
 
 def broadcast_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> str:
@@ -45,12 +67,6 @@ def gather_long_text(group: dist.ProcessGroup, text: str, *, device: torch.devic
     mine = mine.to(device)
     wait_until_let_go(group.allgather([everyone], [mine]), [*everyone, mine])
     return [bytes(one.tolist()).rstrip(b"\0").decode() for one in everyone]
-
-
-def ranks_that_differ(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[int]:
-    """The ranks whose text is not rank 0's, by its hash."""
-    everyone = gather_text(group, sha256(text.encode()).hexdigest(), device=device)
-    return [rank for rank, digest in enumerate(everyone) if digest != everyone[0]]
 
 
 def largest(group: dist.ProcessGroup, values: list[float], *, device: torch.device) -> list[float]:

@@ -14,6 +14,7 @@ from time import monotonic, sleep
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from gradweave.comm.groups import cloned_store
 from gradweave.comm.small_messages import broadcast_text, group_device
 
 # At first, and when others have let us wait for long.
@@ -34,7 +35,7 @@ class Noticeboard:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank, self.ranks = group.rank(), group.size()
         place = broadcast_text(group, secrets.token_hex(8), device=group_device(group))
-        store = _cloned_store(group)
+        store = cloned_store(group)
         assert store is not None, "who asks `can_be_made` first has one"
         self._store = PrefixStore(f"gradweave/{place}", store)
         self._announced_last: str | None = None
@@ -42,7 +43,7 @@ class Noticeboard:
     @staticmethod
     def can_be_made(group: dist.ProcessGroup) -> bool:
         """Not every kind of group has a store that others can use beside it."""
-        return _cloned_store(group) is not None
+        return cloned_store(group) is not None
 
     def say(self, topic: str, text: str) -> None:
         """What this rank has to say; of what it has said on the same topic, the last stays."""
@@ -80,14 +81,6 @@ class Noticeboard:
         return Turns(self._store, name, rank=self.rank, ranks=self.ranks)
 
 
-def _cloned_store(group: dist.ProcessGroup) -> Store | None:
-    """A connection of its own: the user's may be waiting for something."""
-    try:
-        return group.get_group_store().clone()  # type: ignore[attr-defined,no-any-return]
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return None
-
-
 class Ended(Exception):
     """Nobody is to take turns any more."""
 
@@ -114,6 +107,12 @@ class Turns:
     @property
     def has_ended(self) -> bool:
         return self._ending.is_set()
+
+    def refuse(self) -> None:
+        """This rank takes no turn any more, and has nobody who could: nobody else takes one."""
+        self._ending.set()
+        for key in (self._arrived_key, self._go_key) if self._rank == 0 else (self._arrived_key,):
+            self._store.add(key, STOP)
 
     def take(self) -> None:
         """Return on all ranks, or raise Ended on all of them."""
