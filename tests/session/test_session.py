@@ -5,7 +5,8 @@ from itertools import count, pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from on_paper import Owner, owner, times_s
+from msgspec.structs import replace
+from on_paper import TASKS, Owner, owner, times_s
 
 from gradweave import Link, Network, Recipe
 from gradweave.costs import flat
@@ -24,6 +25,7 @@ from gradweave.session.commands import (
 from gradweave.session.contest import MOST_CHALLENGERS
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Stage
+from gradweave.session.prices import PROBED_STEPS
 from gradweave.session.session import Session
 from gradweave.session.task import PlanningTask
 from gradweave.travel import Travel
@@ -84,6 +86,19 @@ def test_planning_is_short_and_nothing_is_noted_after_it(data, trial_steps):
     assert not driven.notes_messages
     assert driven.steps <= driven.session.task.most_steps
     assert len(driven.session.findings.trials) <= 1 + MOST_CHALLENGERS
+
+
+@given(data=st.data(), rivals=st.sampled_from([(), ("ring",), ("ring", "blueconnect:auto")]))
+def test_messages_beside_training_have_the_bytes_of_a_few_steps(data, rivals):
+    """However small the model, and whatever it is compared with; each time that it is planned."""
+    task = replace(data.draw(TASKS), replan_when=None)
+    if task.compression_at is None:
+        task = replace(task, rivals=rivals)
+    driven = owner(data, task)
+    driven.elapsed_s = data.draw(st.sampled_from([0.0, 1e3]))
+    driven.run()
+    model_bytes = sum(tensor.nbytes for tensor in driven.trace.tensors)
+    assert driven.probed_bytes <= PROBED_STEPS * model_bytes
 
 
 @given(data=st.data())
