@@ -1,5 +1,6 @@
 """``gradweave VERB …``: each verb parses, calls the library, and prints."""
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ from gradweave.cli import (
     run,
     simulate,
 )
+from gradweave.cli.endings import ending_in_order
 from gradweave.cli.parser import Parser
 from gradweave.errors import GradweaveError
+from gradweave.lab.run import INTERRUPTED
 
 ABOUT = """\
 Make synchronous data-parallel training in PyTorch fast on the network you have.
@@ -53,6 +56,9 @@ VERBS = {
     "report": report,
 }
 
+# What they do when they are interrupted is the business of the script that they run.
+SCRIPTS_OWN = {"run"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when done, 2 for a user's mistake; a verb that runs a command returns that command's."""
@@ -60,8 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     parser.refuse_unknown(given)
     options = parser.parse_args(given)
+    if options.verb in SCRIPTS_OWN:
+        return _result(options)
     try:
-        exit_code = VERBS[options.verb].run(options) or 0
+        with ending_in_order():
+            return _result(options)
+    except KeyboardInterrupt:
+        print(f"gradweave {options.verb}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _result(options: argparse.Namespace) -> int:
+    try:
+        exit_code = int(VERBS[options.verb].run(options) or 0)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read us, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
