@@ -13,7 +13,7 @@ from gradweave.runtime.probing import Probing
 from gradweave.sparse.settings import GTopK
 
 WIDTH = 200  # so that torch's own buckets are far larger than what is probed
-MOST_STEPS = 200
+MOST_STEPS = 20_000  # threads of a busy machine are late
 STEP_S = 10.0  # as planning's clock has it, so that there is time for everything
 
 
@@ -31,7 +31,13 @@ def in_a_message(wrapped):
 
 def between_messages(wrapped):
     """Others have come to the next turn meanwhile."""
-    Probing._probed = fail
+    begun, wait = [], Probing._wait_for_forward
+
+    def wait_once(self):
+        begun.append(self)
+        return fail() if len(begun) > 1 else wait(self)
+
+    Probing._wait_for_forward = wait_once
 
 
 def in_its_planner(wrapped):
@@ -91,4 +97,4 @@ def test_what_fails_on_one_rank(tmp_path, kind, options, breaks, broken_rank):
         assert "no memory left" in note
         assert weights == ranks[0][2]
     assert ranks[0][1] == ranks[1][1]
-    assert ranks[0][1].endswith("(rank 1)") == (broken_rank == 1)
+    assert ranks[0][1].count("(rank 1)") == broken_rank

@@ -187,9 +187,10 @@ class Driver:
         self._has_announced = True
 
     def _agreed(self, parts: list[Part]) -> Reply:
-        for rank, part in enumerate(parts):
-            if isinstance(part, Failed):
-                return part if rank == 0 else Failed(f"{part.why} (rank {rank})")
+        failed = [(rank, part) for rank, part in enumerate(parts) if isinstance(part, Failed)]
+        if failed:
+            rank, part = min(failed, key=lambda one: one[1].may_come_of_others)
+            return part if rank == 0 else Failed(f"{part.why} (rank {rank})")
         assert self._activity is not None
         try:
             return self._activity.agreed(parts)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gradweave.comm.own_group import OwnGroup
-from gradweave.comm.small_messages import group_device, largest
+from gradweave.comm.small_messages import gather_text, group_device
 from gradweave.costs.sparse import BYTES_PER_ELEMENT
 from gradweave.errors import RequestError
 from gradweave.runtime.activity import Activity
@@ -124,21 +124,18 @@ class Pricing(Activity):
         density, settings = self._compression.density, self._sparse.settings
         numel = sum(parameter.numel() for parameter in self._parameters.values())
         like = next(iter(self._parameters.values()))
-        failure: Exception | None = None
-        selection_s = 0.0
+        why, selection_s = "", 0.0
         try:
             selection_s = selection_s_per_element(
                 numel, like=like, density=density, settings=settings
             )
-        except Exception as error:  # noqa: BLE001 first others are told, who would wait for it
-            failure = error
+        except Exception as error:  # noqa: BLE001 others are told first, who would wait for it
+            why = str(error) or type(error).__name__
         exchanger = self._sparse.sparsifier.exchanger
         group = exchanger.group
-        (fails,) = largest(group, [float(failure is not None)], device=group_device(group))
-        if failure is not None:
-            raise failure
-        if fails:
-            raise RequestError("another rank cannot select")
+        for rank, said in enumerate(gather_text(group, why, device=group_device(group))):
+            if said:
+                raise RequestError(f"{said} (rank {rank})")
         exchange = exchange_cost(
             exchanger, exchange=settings.exchange, density=density, numel=numel
         )

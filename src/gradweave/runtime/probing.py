@@ -14,6 +14,7 @@ from gradweave.comm import Communicator
 from gradweave.comm.lanes import Lanes
 from gradweave.comm.own_group import OwnGroup
 from gradweave.comm.small_messages import group_device, largest
+from gradweave.errors import CollectiveError
 from gradweave.measure.network import send_in_turn
 from gradweave.planning import OPERATIONS
 from gradweave.runtime.activity import Activity
@@ -82,7 +83,10 @@ class Probing(Activity):
         except Ended:
             self._found = RankProbe(samples=())
         except BaseException as error:  # noqa: BLE001 the session is told
-            self._found = Failed(f"messages beside the training failed: {error}")
+            self._found = Failed(
+                f"messages beside the training failed: {error}",
+                may_come_of_others=isinstance(error, RuntimeError | CollectiveError),
+            )
             # Others may be waiting for a turn with this rank, or for a message from here; a closed
             # connection tells them.
             with suppress(RuntimeError, OSError):  # of the store, which others have lost as well

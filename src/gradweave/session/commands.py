@@ -143,9 +143,13 @@ class CompressionPrice(Struct, frozen=True, tag=True):
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The command could not be carried out on some rank; the session gives up."""
+    """The command could not be carried out on some rank; the session gives up.
+
+    ``may_come_of_others``: perhaps only because another rank could not.
+    """
 
     why: str
+    may_come_of_others: bool = False
 
 
 Reply = (
