@@ -33,6 +33,8 @@ from torch.utils.hooks import RemovableHandle
 from gradweave.errors import RequestError
 
 LET_GO_WITHIN_S = 1.0
+# Whether a message is over: at first, and when others have let us wait for long.
+POLLED_EVERY_S, POLLED_LATER_EVERY_S = 0.0002, 0.05
 
 # Names that a feature cannot do without, as paths from the module `torch`.
 FOR_OTHER_BUCKETS = (
@@ -386,13 +388,27 @@ def group_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta |
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
-def wait_until_let_go(work: dist.Work, tensors: Iterable[torch.Tensor]) -> None:
+def wait_until_let_go(
+    work: dist.Work,
+    tensors: Iterable[torch.Tensor],
+    *,
+    while_waiting: Callable[[], None] | None = None,
+) -> None:
     """Until a message is over and the backend's threads do not hold its tensors any more.
 
     Otherwise gloo's threads may be the last to hold one, and need Python's lock to destroy it:
     where a script ends meanwhile that is taken for a crash, and where somebody drops the group with
     that lock in hand it never ends.
+
+    The caller must not hold the work. ``while_waiting`` is called again and again; what it raises
+    ends the waiting.
     """
+    if while_waiting is not None:
+        pause_s = POLLED_EVERY_S
+        while not work.is_completed():
+            while_waiting()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, POLLED_LATER_EVERY_S)
     work.wait()
     del work  # holds the tensors, too
     held = [tensor for tensor in tensors if tensor.device.type == "cpu"]

@@ -1,6 +1,5 @@
 """Small things that all ranks of a group must know alike. Nothing is pickled."""
 
-import time
 from collections.abc import Callable, Iterable
 
 import torch
@@ -10,8 +9,6 @@ from gradweave.torch_internals import wait_until_let_go
 
 # Enough for a host name or the description of a message.
 TEXT_BYTES = 256
-# At first, and when others have let us wait for long.
-POLLED_EVERY_S, POLLED_LATER_EVERY_S = 0.0002, 0.05
 
 
 def gather_text(
@@ -30,19 +27,10 @@ def gather_text(
     mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
     everyone = [torch.empty_like(mine, device=device) for _ in range(group.size())]
     mine = mine.to(device)
-    work = group.allgather([everyone], [mine])
-    if while_waiting is not None:
-        _wait_watchfully(work, while_waiting)
-    wait_until_let_go(work, [*everyone, mine])
+    wait_until_let_go(
+        group.allgather([everyone], [mine]), [*everyone, mine], while_waiting=while_waiting
+    )
     return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in everyone]
-
-
-def _wait_watchfully(work: dist.Work, while_waiting: Callable[[], None]) -> None:
-    pause_s = POLLED_EVERY_S
-    while not work.is_completed():
-        while_waiting()
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, POLLED_LATER_EVERY_S)
 
 
 def broadcast_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> str:
