@@ -57,6 +57,7 @@ class Owner:
     def __init__(self, session, trace, draw):
         self.session, self.trace, self.draw = session, trace, draw
         self.installed, self.commands, self.stages = SimpleBuckets.ORIGINAL, [], []
+        self.steps_at = []  # each of these stages was seen
         self.taken = self.steps = 0
         self.elapsed_s = 0.0
         self.notes_messages = False
@@ -67,6 +68,7 @@ class Owner:
         command = self.session.begin()
         for number in count(1):
             self.stages.append(self.session.findings.stage)
+            self.steps_at.append(self.steps)
             if command is None:
                 return
             self.commands.append(command)
