@@ -7,6 +7,7 @@ writes the table of docs/reliability.md; it fails where a row is not as promised
 import argparse
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ FIRST_PORT = 29600
 TIMEOUT_S, MARGIN_S = 5.0, 15.0
 # Until ranks have imported torch, on a busy machine, and until a stage is reached.
 LIMIT_S = 180.0
+TORCHS = "torchinductor"
 
 CASES = (
     "killed",
@@ -116,7 +118,7 @@ class Faults:
                 where[line.rank].append(line.text)
         assert fault_s is not None, f"{wrapper} never came to {stage}"
         is_over = exit_codes.keys() >= must_end(case)
-        left = sorted(str(path.relative_to(self._scratch)) for path in self._scratch.iterdir())
+        left = [path.name for path in self._left()]
         self._tidy(number, case, set(exit_codes))
         return Row(
             case=case,
@@ -151,8 +153,12 @@ class Faults:
             line = self._lines.get(timeout=LIMIT_S)
             if line.text.startswith("{") and json.loads(line.text).get("ended") == number:
                 ended.add(line.rank)
-        for path in self._scratch.iterdir():
-            path.unlink() if path.is_file() else path.rmdir()
+        for path in self._left():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _left(self) -> list[Path]:
+        """Temporary files, but for what torch keeps for its compiler."""
+        return [path for path in self._scratch.iterdir() if not path.name.startswith(TORCHS)]
 
 
 @contextmanager
