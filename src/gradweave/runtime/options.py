@@ -127,7 +127,7 @@ def check_caps(torch_options: Mapping[str, Any]) -> None:
     given = {"bucket_cap_mb_list": listed, "bucket_cap_mb": [] if one is None else [one]}
     for name, of_name in given.items():
         for cap in of_name:
-            if not isinstance(cap, Real) or not 0 < cap < float("inf"):
+            if not isinstance(cap, Real) or not 0 < float(cap) < float("inf"):
                 raise RequestError(
                     f"{name}: bucket caps must be positive numbers of MiB, got {cap!r}"
                 )
