@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 from msgspec import Struct
 
+from gradweave.errors import LabError
 from gradweave.lab import Cluster, ClusterSpec, OutputLine
 
 RANK_PROGRAM = Path(__file__).with_name("faulty_rank.py")
@@ -104,6 +105,7 @@ class Faults:
             try:
                 line = self._lines.get(timeout=0.1)
             except Empty:
+                self._require_running()
                 continue
             told = json.loads(line.text) if line.text.startswith("{") else {}
             if "fault" in told:
@@ -129,6 +131,11 @@ class Faults:
             where=where,
             left=left,
         )
+
+    def _require_running(self) -> None:
+        """The processes that fork ranks; what they said last tells why they do not."""
+        with suppress(LabError):  # as it should be
+            raise AssertionError(self._job.wait(0.0))
 
     def end(self) -> None:
         (self._folder / f"{self._asked}.json").write_text("null")
