@@ -241,6 +241,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             group,
             options=options,
             own_group=messages or probing,
+            step=lambda: clock.begun,
             recorder=self._recorder,
             sparse=self._sparse,
             names={parameter: name for name, parameter in self._planned.items()},

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from hashlib import sha256
+from math import inf
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.comm.groups import cloned_store
 from gradweave.comm.small_messages import gather_long_text, gather_text, group_device
+from gradweave.doctor.in_time import in_time
 from gradweave.errors import RequestError
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
@@ -40,7 +42,7 @@ OF_EACH_RANK = {
     "gradient_as_bucket_view",
 }
 # Others come within milliseconds, as a rule; later on this rank asks whether one of them refuses.
-ASKED_AFTER_S, ASKED_EVERY_S = 0.5, 0.1
+ASKED_AFTER_S, ASKED_EVERY_S, ANSWERED_WITHIN_S = 0.5, 0.1, 5.0
 # Of what differs, so much is told.
 MOST_FIELDS, MOST_RANKS, MOST_CHARACTERS = 3, 8, 120
 NOT_SAID = "not given"
@@ -119,11 +121,19 @@ class SameWrapping:
             self._raise_refusal()
 
     def _raise_refusal(self) -> None:
-        with suppress(RuntimeError, OSError):  # what happens to the message will say more
-            store = self._opened_store()
-            if store.check([self._refused_key]):
-                refused = store.get(self._refused_key).decode()
-                raise RequestError(f"another rank could not wrap its model: {refused}")
+        try:
+            refused = in_time(self._refusal, limit_s=ANSWERED_WITHIN_S)
+        except (RuntimeError, OSError):  # what happens to the message will say more
+            self._ask_at_s = inf
+            return
+        if refused is not None:
+            raise RequestError(f"another rank could not wrap its model: {refused}")
+
+    def _refusal(self) -> str | None:
+        store = self._opened_store()
+        if not store.check([self._refused_key]):
+            return None
+        return store.get(self._refused_key).decode()
 
     def _opened_store(self) -> Store:
         if self._store is None:
