@@ -19,7 +19,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from gradweave.comm.groups import cloned_store
 from gradweave.comm.small_messages import broadcast_text, group_device
-from gradweave.doctor.in_time import in_time
+from gradweave.in_time import in_time
 from gradweave.torch_internals import group_timeout
 
 Answer = TypeVar("Answer")

@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.comm.groups import cloned_store
 from gradweave.comm.small_messages import gather_long_text, gather_text, group_device
-from gradweave.doctor.in_time import in_time
 from gradweave.errors import RequestError
+from gradweave.in_time import in_time
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
 from gradweave.runtime.options import Options
