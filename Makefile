@@ -21,7 +21,8 @@ test-faults: $(INSTALLED)
 	$(BIN)/python tests/faults/matrix.py --page
 
 # The tests that depend on torch, with another version of it, in an environment of its own:
-# `make test-torch VERSION=2.14.1`. Everything else is pinned as ever (docs/torch-versions.md).
+# `make test-torch VERSION=2.14.1`. Everything else is pinned as ever (docs/torch-versions.md), but for
+# setuptools, of which older versions of torch want older ones.
 VERSION ?= 2.13.0
 TORCH_VENV := .venv-torch-$(VERSION)
 test-torch: $(TORCH_VENV)/.installed
@@ -29,7 +30,7 @@ test-torch: $(TORCH_VENV)/.installed
 
 $(TORCH_VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(TORCH_VENV)
-	sed 's/^torch==.*/torch==$(VERSION)/' constraints.txt > $(TORCH_VENV)/constraints.txt
+	sed -e 's/^torch==.*/torch==$(VERSION)/' -e '/^setuptools==/d' constraints.txt > $(TORCH_VENV)/constraints.txt
 	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check \
 		--constraint $(TORCH_VENV)/constraints.txt --editable '.[dev]'
 	touch $@

@@ -136,7 +136,13 @@ def private_names(file: Path) -> set[str]:
 # Of Python's standard library: not private in spite of their names, and what only argparse knows.
 OTHERS_PRIVATE = {"_exit", "_replace", "_option_string_actions"}
 # Of the libraries that a file puts our wrapper into, and of nobody else's.
-LIBRARIES_PRIVATE = {"lightning_strategies.py": {"_ddp_kwargs", "_determine_ddp_device_ids"}}
+LIBRARIES_PRIVATE = {
+    "lightning_strategies.py": {
+        "_ddp_kwargs",
+        "_determine_ddp_device_ids",
+        "_pl_static_graph_delay_done",
+    }
+}
 LOOK_UP = {"getattr", "hasattr", "setattr", "delattr", "attrgetter"}
 HOME_OF_PRIVATE_NAMES = "torch_internals.py"
 

@@ -7,6 +7,7 @@ one asks it when a model is wrapped, and says so in one line instead of failing 
 
 import inspect
 import re
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -231,6 +232,20 @@ def noted_gradients(ddp: TorchDDP) -> list[int]:
     return list(ddp.reducer.get_backward_stats())
 
 
+def awaits_first_static_pass(ddp: TorchDDP) -> bool:
+    """Whether torch waits for the first backward pass of a static graph, to send all at its end.
+
+    It sees that pass end in what forward returns. Where backward runs inside of forward, it never
+    does, and somebody else has to send: for each new reducer.
+    """
+    return ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued  # noqa: SLF001
+
+
+def first_static_pass_was_sent(ddp: TorchDDP) -> None:
+    """Say that somebody else has sent it."""
+    ddp._static_graph_delay_allreduce_enqueued = True  # noqa: SLF001
+
+
 def require_finished_reduction(ddp: TorchDDP) -> None:
     """Raise what torch would raise in its next pass where the last one left parameters out.
 
@@ -389,32 +404,37 @@ def group_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta |
 
 
 def wait_until_let_go(
-    work: dist.Work,
+    begin: Callable[[], dist.Work],
     tensors: Iterable[torch.Tensor],
     *,
     while_waiting: Callable[[], None] | None = None,
 ) -> None:
-    """Until a message is over and the backend's threads do not hold its tensors any more.
+    """Begin a message, and wait until the backend's threads do not hold its tensors any more.
 
-    Otherwise gloo's threads may be the last to hold one, and need Python's lock to destroy it:
-    where a script ends meanwhile that is taken for a crash, and where somebody drops the group with
-    that lock in hand it never ends.
+    gloo's threads let go of tensors after the message is over, and need Python's lock for it: where
+    a script ends meanwhile that is taken for a crash, and where somebody drops the group with that
+    lock in hand it never ends.
 
-    The caller must not hold the work. ``while_waiting`` is called again and again; what it raises
-    ends the waiting.
+    ``while_waiting`` is called again and again; what it raises ends the waiting.
     """
-    if while_waiting is not None:
-        pause_s = POLLED_EVERY_S
-        while not work.is_completed():
-            while_waiting()
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, POLLED_LATER_EVERY_S)
-    work.wait()
-    del work  # holds the tensors, too
     held = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    places = range(len(held))
+    before = [sys.getrefcount(held[place]) for place in places]
+    _wait(begin(), while_waiting)
     given_up_s = time.monotonic() + LET_GO_WITHIN_S
-    while any(_is_shared(tensor) for tensor in held) and time.monotonic() < given_up_s:
+    while time.monotonic() < given_up_s and any(
+        _is_shared(held[place]) or sys.getrefcount(held[place]) > before[place] for place in places
+    ):
         time.sleep(0)
+
+
+def _wait(work: dist.Work, while_waiting: Callable[[], None] | None) -> None:
+    pause_s = POLLED_EVERY_S
+    while while_waiting is not None and not work.is_completed():
+        while_waiting()
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, POLLED_LATER_EVERY_S)
+    work.wait()
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:

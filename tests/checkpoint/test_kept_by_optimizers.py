@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gradweave import RequestError
-from gradweave.checkpoint.kept_by_optimizers import kept_for
+from gradweave.checkpoint.kept_by_optimizers import kept_for, plain_optimizer
 
 MAKES = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -49,6 +49,37 @@ def test_it_is_what_is_kept_after_a_step(kind):
     optimizer.step()
     assert described(kept_for(optimizer)) == expected
     assert was_empty or kind == "Adagrad"
+
+
+class Shell(torch.optim.Optimizer):
+    """As Accelerate and Fabric have them: another's groups and state, under its own name."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+class Keeps(torch.optim.SGD):
+    """As ZeroRedundancyOptimizer: it steps another one, on parameters of its own choice."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.optim = torch.optim.SGD(self.param_groups[0]["params"], lr=0.1)
+
+
+def test_what_is_around_an_optimizer_is_looked_through():
+    inner = torch.optim.AdamW([nn.Parameter(torch.zeros(2))])
+    assert plain_optimizer(inner) is inner
+    assert plain_optimizer(Shell(Shell(inner))) is inner
+
+
+def test_an_optimizer_that_keeps_another_is_refused():
+    with pytest.raises(RequestError, match="Keeps keeps its state in a SGD of its own"):
+        plain_optimizer(Keeps([nn.Parameter(torch.zeros(2))]))
+
+
+def test_nothing_is_made_for_what_is_frozen():
+    frozen, trained = (nn.Parameter(torch.zeros(2), requires_grad=one) for one in (False, True))
+    assert list(kept_for(torch.optim.AdamW([frozen, trained]))) == [trained]
 
 
 class Counts(torch.optim.Optimizer):

@@ -4,9 +4,10 @@ from copy import deepcopy
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from interrupted_trainings import made, network, run, train
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -15,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from gradweave import RequestError
+from gradweave import RequestError, TrainingState
 
 WHOLE = StateDictOptions(full_state_dict=True)
 
@@ -42,6 +43,16 @@ def asked(group, folder):
         assert counts == [steps] * (4 * steps)
     with pytest.raises(CheckpointException) as caught:
         dcp.save({"optimizer": optimizer}, checkpoint_id=folder)
+    beside = dist.new_group(backend="gloo")
+    for writer in (None, FileSystemWriter(folder)):
+        for state in ({"optimizer": optimizer}, {"training": TrainingState(model, optimizer)}):
+            if writer is None and "training" in state:
+                continue  # which is whole
+            with pytest.raises(RequestError) as staging:
+                dcp.async_save(
+                    state, checkpoint_id=folder, storage_writer=writer, process_group=beside
+                ).result()
+            assert "shard" in str(staging.value) or "this rank's part" in str(staging.value)
     return found, str(caught.value), (folder / ".metadata").exists()
 
 

@@ -16,6 +16,7 @@ from interrupted_trainings import (
 )
 from torch.distributed.checkpoint import CheckpointException
 
+import gradweave
 from gradweave import RequestError, TrainingState, saved_recipe
 
 
@@ -145,6 +146,7 @@ def mistakes(group, folder):
     model, steps = made("sharded", "adamw")
     train(model, steps, group, 0, 1)
     TrainingState(model, steps).save(folder)
+    before = train(model, steps, group, 1, 2)
     for others in ([torch.optim.Adagrad(model.parameters())], [steps, steps], []):
         with pytest.raises((RequestError, CheckpointException)) as caught:
             TrainingState(model, *others).load(folder)
@@ -156,14 +158,22 @@ def mistakes(group, folder):
     with pytest.raises(RequestError) as caught:
         TrainingState(model, torch.optim.SGD(network().parameters()))
     found.append(str(caught.value))
-    return found
+    assert train(model, steps, group, 2, 2) == before, "what is refused changes nothing"
+    TrainingState(model).save(folder / "model")
+    smaller = gradweave.DistributedDataParallel(network()[:2])
+    with pytest.raises(RequestError) as caught:
+        TrainingState(smaller).load(folder / "model")
+    return [*found, str(caught.value)]
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    for other, two, none, some, foreign in run(2, mistakes, tmp_path / "a", scratch=tmp_path / "b"):
-        assert "Missing key in checkpoint" in other
-        assert "Missing key in checkpoint" in two
+    for other, two, none, some, foreign, smaller in run(
+        2, mistakes, tmp_path / "a", scratch=tmp_path / "b"
+    ):
         has = "the checkpoint has a model, optimizers (AdamW) and no residuals, this training has a"
+        assert other.startswith(f"{has} model, optimizers (Adagrad)")
+        assert two.startswith(f"{has} model, optimizers (AdamW, AdamW)")
+        assert smaller.startswith("the checkpoint's model has '2.bias' as torch.float64 of (3,), ")
         assert none.startswith(f"{has} model, optimizers (none) and no residuals; make the same")
         assert "groups of 4 parameters" in some
         assert "groups of 2 parameters" in some

@@ -18,9 +18,11 @@ import torch
 from ranks import on_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.optim.swa_utils import AveragedModel
 
 from gradweave import DistributedDataParallel, RequestError
 from gradweave.cli import main
+from gradweave.integrations import script
 from gradweave.integrations.script import RANKS_NAMES, Script, run_script
 from gradweave.integrations.stand_in import in_torchs_place, stand_in
 
@@ -171,6 +173,12 @@ def stood_in(group):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of groups that are not in a copy
             again = [type(copy.deepcopy(ours)), type(pickle.loads(pickle.dumps(ours)))]  # noqa: S301
+
+            class Derived(torch.nn.parallel.DistributedDataParallel):
+                pass
+
+            derived = Derived(nn.Linear(2, 3))
+            is_kept = type(AveragedModel(derived).module) is Derived
         seen = []
         ours.module.register_forward_hook(
             lambda *_: seen.append(TorchDDP._get_active_ddp_module() is ours)
@@ -178,16 +186,17 @@ def stood_in(group):
         ours(torch.ones(1, 2)).sum().backward()
     torch_again = torch.nn.parallel.distributed.DistributedDataParallel is TorchDDP
     assert TorchDDP._get_active_ddp_module() is None
-    return is_one, is_ours, again, seen, made == [ours], torch_again
+    return is_one, is_ours, again, is_kept, seen, made == [ours, derived], torch_again
 
 
 def test_what_stands_for_torchs_class_is_taken_for_it(tmp_path):
-    for is_one, is_ours, again, seen, is_told, torch_again in on_processes(
+    for is_one, is_ours, again, is_kept, seen, is_told, torch_again in on_processes(
         2, stood_in, scratch=tmp_path
     ):
         assert is_one == [True, True, False]
         assert is_ours == [True, False, False]
         assert again == [DistributedDataParallel] * 2
+        assert is_kept  # a script's own class
         assert seen == [True]  # torch.compile asks torch's class for it
         assert is_told
         assert torch_again
@@ -199,6 +208,22 @@ MISTAKES = {
     "precision": (["--precision", "bold", __file__], "no precision 'bold'"),
     "planner": (["--planner", "bold", __file__], "no planner 'bold'"),
 }
+
+
+def test_a_misspelt_option_is_one_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--precison", "exact", __file__])
+    assert "no option --precison, did you mean --precision?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ours", [[], ["--precision", "exact"], ["--precision=exact"]])
+def test_what_follows_the_script_is_the_scripts(capsys, tmp_path, launched, ours):
+    """Also options that we do not have, and those that we do."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    theirs = ["--wrapper", "torch", "--precision", "bold", "-m", "--", "-x"]
+    assert main(["run", *ours, str(script), *theirs]) == 0
+    assert capsys.readouterr().out == f"{theirs}\n"
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -251,6 +276,37 @@ def test_refusals_are_raised():
         run_script(Script(name="nowhere.py"), {}, to=io.StringIO())
 
 
+SPAWNING = """
+import multiprocessing
+
+class Number(int):
+    pass
+
+def doubled(number):
+    return Number(2 * number)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(doubled, [Number(3)]), type(pool.apply(doubled, [1])) is Number)
+"""
+
+
+@pytest.mark.parametrize("named", [("spawning.py",), ("-m", "spawning")])
+def test_what_a_script_spawns_finds_the_script(tmp_path, named):
+    """Seconds: as a command. As workers do that load data."""
+    (tmp_path / "spawning.py").write_text(SPAWNING)
+    done = subprocess.run(
+        [sys.executable, "-m", "gradweave", "run", *named],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "RANK": "1"},
+        timeout=120,
+    )
+    assert done.stdout == "[6] True\n", done.stderr
+
+
 CODES = {"exit(0)": 0, "sys.exit(7)": 7, "sys.exit('enough')": 1, "1 / 0": 1}
 
 
@@ -267,3 +323,57 @@ def test_exit_codes_are_kept(tmp_path, code):
         env={**os.environ, "RANK": "1"},
     )
     assert done.returncode == CODES[code], done.stderr
+
+
+@pytest.mark.parametrize("code", ["sys.exit(7)", "1 / 0"])
+def test_exit_codes_are_kept_where_nobody_reads(tmp_path, code):
+    """A second each: as a command, whose pipe is closed at its other end."""
+    (tmp_path / "ends.py").write_text(f"import sys\nprint('said')\n{code}\n")
+    nobody, end = os.pipe()
+    os.close(nobody)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gradweave", "run", "ends.py"],
+            cwd=tmp_path,
+            check=False,
+            env={**os.environ, "RANK": "0", "PYTHONUNBUFFERED": ""},
+            stdout=end,
+            stderr=end,
+        )
+    finally:
+        os.close(end)
+    assert done.returncode == CODES[code]
+
+
+@pytest.mark.parametrize("named", [("says.py",), ("-m", "says")])
+def test_a_safe_path_stays_as_it_is(tmp_path, named):
+    """A second each: as a command. Python has no script's folder there then."""
+    (tmp_path / "says.py").write_text("import sys\nprint(sys.path)\n")
+    places = [str(tmp_path / "first"), str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    said = [
+        subprocess.run(
+            [sys.executable, *command, *named],
+            cwd=tmp_path,
+            check=False,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "RANK": "1", **environment},
+        ).stdout
+        for command in ([], ["-m", "gradweave", "run"])
+    ]
+    assert str(tmp_path / "first") in said[0]
+    assert said[1] == said[0]
+
+
+@pytest.mark.usefixtures("launched")
+def test_files_are_those_of_where_the_command_was_given(tmp_path, monkeypatch):
+    """A script may go elsewhere before it wraps its model."""
+    (tmp_path / "plan.json").write_text("{}")
+    given = []
+    monkeypatch.setattr(script, "run_script", lambda *args, **_: given.append(args[1]) or 0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--plan", "plan.json", "--cache", "plans", "train.py"]) == 0
+    assert main(["run", "--cache", "", "train.py"]) == 0
+    here = {"plan": str(tmp_path / "plan.json"), "cache": str(tmp_path / "plans")}
+    assert given == [here, {"cache": ""}]  # none, where it is empty

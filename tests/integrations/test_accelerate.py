@@ -159,6 +159,64 @@ def test_a_state_has_the_recipe(tmp_path):
         assert files.read(tmp_path / "state" / "gradweave_recipe_0.json", Recipe) == recipe
 
 
+class Settled:
+    """A wrapper whose recipe is this text, which notes what it is given."""
+
+    def __init__(self, text=""):
+        self.text, self.given = text, []
+
+    def account(self):
+        return self
+
+    def recipe_text(self):
+        return self.text
+
+    def adopt(self, recipe):
+        self.given.append(recipe)
+
+
+def kept_in(folder, *texts):
+    in_use = use_gradweave(Accelerator(cpu=True))
+    for wrapper in (wrappers := [Settled(text) for text in texts]):
+        in_use._made.add(wrapper)
+    in_use.keep_recipes(folder)
+    return {file.name for file in folder.glob("*")}, wrappers
+
+
+def test_a_recipe_behind_a_gap_is_found(tmp_path):
+    names, _ = kept_in(tmp_path, "", "b", "", "d")
+    assert names == {"gradweave_recipe_1.json", "gradweave_recipe_3.json"}
+    again = use_gradweave(Accelerator(cpu=True))
+    again.recall_recipes(tmp_path)
+    for wrapper in (wrappers := [Settled() for _ in range(5)]):
+        again._made.add(wrapper)
+    assert [wrapper.given for wrapper in wrappers] == [[""], ["b"], [""], ["d"], [None]]
+
+
+def test_what_an_earlier_state_has_kept_goes(tmp_path):
+    others = {"gradweave_recipe_01.json", "gradweave_recipe_of_mine.json", "config.json"}
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    kept_in(tmp_path, "a", "b", "c")
+    names, _ = kept_in(tmp_path, "", "other")
+    assert names == {"gradweave_recipe_1.json", *others}
+    assert (tmp_path / "gradweave_recipe_1.json").read_text() == "other"
+
+
+def test_recipes_that_cannot_be_read_are_left_alone(tmp_path, caplog):
+    """All ranks give them together: none of them raises before that."""
+    accelerator = Accelerator(cpu=True)
+    in_use = use_gradweave(accelerator)
+    in_use._made.add(prepared := Settled())
+    in_use._made.recall(["an older one"])
+    (tmp_path / "gradweave_recipe_0.json").write_bytes(b"\xff\xfe")
+    accelerator.load_state(tmp_path)
+    assert prepared.given == [None, None]
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("grad")]
+    assert line.startswith("leaving recipes alone: ")
+    assert "not a text file" in line
+
+
 def wrapped_elsewhere(rank):
     """Who asks torch for its class while, beside and after ours is in use."""
     ours, torchs = Accelerator(cpu=True), Accelerator(cpu=True)

@@ -9,7 +9,7 @@ pytest.importorskip("lightning")
 import torch
 from launched import MOST_STEPS, QUICK, STEPS_AFTERWARDS, TORCHS, inputs_of, network, on_two
 from lightning.fabric import Fabric
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_training import (
@@ -71,6 +71,28 @@ def test_the_same_losses_as_with_torchs_class(tmp_path, habit):
         assert is_finished
 
 
+class WithOurClass(DDPStrategy):
+    """Lightning's own, as `gradweave run` has it: it sends a static graph's first pass once."""
+
+    def _setup_model(self, model):
+        self.wrapper = DistributedDataParallel(model, **self._ddp_kwargs)
+        self.account = self.wrapper.account()
+        return self.wrapper
+
+
+def without_our_strategy(rank):
+    strategy, ours, torchs = WithOurClass(**QUICK, static_graph=True), Manual(), Manual()
+    fitted(strategy, ours, rank, max_steps=40)
+    fitted(DDPStrategy(**TORCHS, static_graph=True), torchs, rank, max_steps=40)
+    return ours.losses, torchs.losses, strategy.account.explain()
+
+
+def test_a_static_graph_keeps_its_buckets_where_nobody_sends_its_first_pass_again(tmp_path):
+    for ours, torchs, explained in on_two(without_our_strategy, scratch=tmp_path):
+        assert ours == torchs
+        assert "backward runs inside of forward" in explained
+
+
 def by_name(rank):
     module = Small()
     trainer = fitted("gradweave", module, rank, max_steps=3)
@@ -85,7 +107,7 @@ def test_it_has_a_name(tmp_path):
 
 
 class Remembers(Logger):
-    """What a logger is told, on every rank."""
+    """What a logger is told, on every rank; it has no experiment."""
 
     def __init__(self):
         super().__init__()
@@ -100,10 +122,27 @@ class Remembers(Logger):
         pass
 
 
+class TakesTexts(Remembers):
+    """As TensorBoard's."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    @property
+    def experiment(self):
+        return self
+
+    def add_text(self, tag, text, step):
+        self.texts.append((tag, text, step))
+
+
 def told(rank, folder):
-    strategy, logger = GradweaveStrategy(**QUICK), Remembers()
-    csv = CSVLogger(folder)
-    trainer = fitted(strategy, Small(), rank, logger=[logger, csv], callbacks=[StopAfterwards])
+    strategy, logger, texts = GradweaveStrategy(**QUICK), Remembers(), TakesTexts()
+    loggers = [logger, texts, CSVLogger(folder)]
+    trainer = fitted(strategy, Small(), rank, logger=loggers, callbacks=[StopAfterwards])
+    ((tag, text, _),) = texts.texts
+    assert (tag, text) == ("gradweave", strategy.explain())
     trainer.validate(Small(), data_of(rank), verbose=False)
     ours = [(step, said) for step, said in logger.told if "gradweave/settled" in said]
     return ours, len(strategy.plan.buckets), strategy.findings().gain, trainer.global_step
@@ -154,8 +193,9 @@ def resumed(rank, folder):
         callbacks=[StopAfterwards, lambda: kept],
         enable_checkpointing=True,
     )
-    again, module = GradweaveStrategy(**QUICK), Small()
-    trainer = made_trainer(again, max_steps=first.global_step + 4, max_epochs=-1)
+    again, module, stages = GradweaveStrategy(**QUICK), Small(), []
+    notes = LambdaCallback(on_train_start=lambda *_: stages.append(again.findings().stage))
+    trainer = made_trainer(again, max_steps=first.global_step + 4, max_epochs=-1, callbacks=[notes])
     trainer.fit(module, data_of(rank), ckpt_path=str(folder / "last.ckpt"))
     # With torch's class: what is in the file of ours bothers nobody.
     torchs = Small()
@@ -164,7 +204,7 @@ def resumed(rank, folder):
     return (
         strategy.recipe(),
         again.recipe(),
-        again.findings().is_remembered,
+        again.findings().is_remembered and stages == ["settled"],
         module.losses,
         torchs.losses,
     )

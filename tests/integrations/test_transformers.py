@@ -1,5 +1,8 @@
 """Transformers' Trainer with our wrapper: the same losses, logs and checkpoints that know of it."""
 
+from operator import attrgetter
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("transformers")
@@ -14,9 +17,11 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    integrations,
     set_seed,
 )
 from transformers.modeling_outputs import ModelOutput
+from transformers.trainer_utils import HPSearchBackend
 
 from gradweave import DistributedDataParallel
 from gradweave.integrations.transformers import use_gradweave
@@ -103,7 +108,7 @@ def made_trainer(model, folder, *, callbacks=(), max_steps=MOST_STEPS, **options
         **{"save_strategy": "no", **options},
     )
     return Trainer(
-        model=model,
+        **{"model" if isinstance(model, nn.Module) else "model_init": model},
         args=settings,
         train_dataset=sentences(64),
         eval_dataset=sentences(8),
@@ -113,6 +118,15 @@ def made_trainer(model, folder, *, callbacks=(), max_steps=MOST_STEPS, **options
 
 def logged(trainer, key="loss"):
     return [said[key] for said in trainer.state.log_history if key in said]
+
+
+def evaluated(trainer):
+    """But for its last step, after which who comes to max_steps evaluates once more."""
+    return [
+        (said["step"], said["eval_loss"])
+        for said in trainer.state.log_history
+        if "eval_loss" in said and said["step"] < trainer.state.global_step
+    ]
 
 
 def side_by_side(rank, habit, folder):
@@ -125,7 +139,7 @@ def side_by_side(rank, habit, folder):
     torchs.train()
     return {
         "losses": (logged(ours), logged(torchs)),
-        "evaluated": (logged(ours, "eval_loss"), logged(torchs, "eval_loss")),
+        "evaluated": (evaluated(ours), evaluated(torchs)),
         "weights": all(
             torch.equal(a, b)
             for a, b in zip(ours.model.parameters(), torchs.model.parameters(), strict=True)
@@ -187,6 +201,53 @@ def test_a_checkpoint_has_the_recipe(tmp_path):
     assert file.parent.name.startswith("checkpoint-")
 
 
+def trained_twice(rank, folder, makes):
+    """By one trainer, which wraps a model that it is given once, and one that it makes anew."""
+    model, stops = language_model if makes else language_model(), StopAfterwards()
+    trainer = made_trainer(model, folder, callbacks=[stops])
+    stops.in_use = in_use = use_gradweave(trainer, **OPTIONS)
+    found = []
+    for _ in range(2):
+        trainer.train()
+        told = [said for said in trainer.state.log_history if "gradweave/settled" in said]
+        found.append((in_use.plan, in_use.findings().is_remembered, len(told)))
+        stops.settled_for = 0
+    return found, len(in_use.accounts), trainer.state.global_step
+
+
+@pytest.mark.parametrize("makes", [True, False])
+def test_a_second_training_begins_with_what_the_first_has_found(tmp_path, makes):
+    results = on_two(trained_twice, tmp_path / "run", makes, scratch=tmp_path)
+    for ((plan, remembered, told), again), wrapped, steps in results:
+        assert (remembered, told) == (False, 1)
+        assert again == (plan, makes, 1)
+        assert wrapped == 1
+        assert steps == STEPS_AFTERWARDS
+
+
+def searched(rank, folder):
+    """As a search for hyperparameters trains: each trial makes an accelerator of its own."""
+    trainer = made_trainer(language_model, folder, max_steps=2)
+    first, in_use = trainer.accelerator, use_gradweave(trainer, **QUICK)
+    trainer.hp_search_backend, trainer.hp_name = HPSearchBackend.OPTUNA, None
+    trainer.hp_space = integrations.hp_params = attrgetter("params")  # that library is not here
+    classes = []
+    for number, rate in enumerate((0.1, 0.2)):
+        trainer.train(trial=SimpleNamespace(number=number, params={"learning_rate": rate}))
+        assert trainer.args.learning_rate == rate
+        classes.append(isinstance(trainer.model_wrapped, DistributedDataParallel))
+    last = trainer.accelerator
+    in_use.undo()
+    left = [set(vars(one)) & {"prepare_model", "gradweave_in_use"} for one in (first, last)]
+    trainer.train(trial=SimpleNamespace(number=2, params={"learning_rate": 0.3}))
+    return classes, first is last, left, type(trainer.model_wrapped) is TorchDDP
+
+
+def test_trials_of_a_search_have_our_wrapper(tmp_path):
+    expected = [True, True], False, [set(), set()], True
+    assert on_two(searched, tmp_path / "run", scratch=tmp_path) == [expected] * 2
+
+
 def undone(rank, folder):
     """What was changed about a trainer, and what is left of that."""
     trainer = made_trainer(language_model(), folder, max_steps=2)
@@ -195,9 +256,10 @@ def undone(rank, folder):
     use_gradweave(trainer, **QUICK).undo()
     trainer.train()
     after = [type(callback) for callback in trainer.callback_handler.callbacks]
-    left = set(vars(trainer.accelerator)) - before[1], "train" in vars(trainer)
+    changed = {"train", "create_accelerator_and_postprocess"}
+    left = set(vars(trainer.accelerator)) - before[1], changed & set(vars(trainer))
     return left, kinds == after, type(trainer.model_wrapped) is TorchDDP
 
 
 def test_what_was_changed_can_be_undone(tmp_path):
-    assert on_two(undone, tmp_path / "run", scratch=tmp_path) == [((set(), False), True, True)] * 2
+    assert on_two(undone, tmp_path / "run", scratch=tmp_path) == [((set(), set()), True, True)] * 2

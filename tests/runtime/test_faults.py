@@ -1,5 +1,6 @@
 """Ranks that die, stall or fail: the others end soon, and say who was where."""
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -54,7 +55,8 @@ def test_a_killed_rank(way):
     ("way", "said_of_it"),
     [
         ("ddp", "rank 1, step 5: the forward pass failed outside of the model"),
-        ("sharded", "rank 1, step 5, buffers: "),
+        # What rank 0 owes of step 4 may have left it, or not.
+        ("sharded", r"rank 1, step (5, buffers|4, bucket 1 of 1): "),
     ],
 )
 def test_a_rank_that_is_gone_when_its_buffers_are_wanted(way, said_of_it):
@@ -62,7 +64,7 @@ def test_a_rank_that_is_gone_when_its_buffers_are_wanted(way, said_of_it):
     codes, said = ended("gone", way)
     assert codes[0] == 128 + signal.SIGKILL
     assert failed(codes[1])
-    assert said_of_it in said[1]
+    assert re.search(said_of_it, said[1])
 
 
 @pytest.mark.long

@@ -78,7 +78,7 @@ def test_discarded_parameters_are_rolled_back_alone():
     told = state.state_dict(discarded={"b"})["values"]
     assert state.commit(discarded={"b"})
     assert values(state) == {"a": [11, 11], "b": [1, 1, 1], "c": [0]}
-    assert {name: value.tolist() for name, value in told.items()} == {"a": [11, 11], "b": [1, 1, 1]}
+    assert {name: value.tolist() for name, value in told.items()} == values(state)
 
 
 @pytest.mark.parametrize("how", ["discarded", "rolled back", "not finite", "applied"])

@@ -23,14 +23,31 @@ PLAINLY = {"foreach": False, "fused": False, "capturable": False, "differentiabl
 META, HOST = torch.device("meta"), torch.device("cpu")
 
 
+def plain_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return what Accelerate, Fabric and their like have put a shell around."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    for held in vars(optimizer).values():
+        if isinstance(held, Optimizer):
+            raise RequestError(
+                f"{type(optimizer).__name__} keeps its state in a {type(held).__name__} of its "
+                "own, which only it can save; give TrainingState the optimizers themselves, and "
+                "shard them by ShardedDataParallel"
+            )
+    return optimizer
+
+
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     """In the order of its state dict."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def kept_for(optimizer: Optimizer) -> Mapping[nn.Parameter, Kept]:
-    """Return what is kept for each parameter, or what will be after its first step."""
-    every = parameters_of(optimizer)
+    """Return what is kept for each parameter, or what will be after its first step.
+
+    For one that is frozen and has nothing, nothing: it may be most of a model.
+    """
+    every = [p for p in parameters_of(optimizer) if p.requires_grad or has_state(optimizer, p)]
     found = {p: optimizer.state[p] for p in every if has_state(optimizer, p)}
     return {**_kept_at_first(optimizer, [p for p in every if p not in found]), **found}
 

@@ -46,8 +46,7 @@ def load_optimizer_state(
     optimizer: Optimizer, names: Mapping[nn.Parameter, str], state: Mapping[str, Any]
 ) -> None:
     """Give the optimizer its part of what ``optimizer_state`` returned, filled by a checkpoint."""
-    kept = {names[p]: values for p, values in kept_for(optimizer).items()}
-    _check(state, optimizer, names, kept)
+    check_optimizer_state(optimizer, names, state)
     has_kept = {name for name, _, is_there in state["kept"] if is_there}
     own = {
         index: {key: _own(value) for key, value in state["state"][names[parameter]].items()}
@@ -71,30 +70,32 @@ def _what_is_kept(
     Loading zeros is not always the same as beginning with nothing.
     """
     return tuple(
-        (names[p], tuple(sorted(kept[names[p]])), has_state(optimizer, p))
+        (names[p], tuple(sorted(kept.get(names[p], {}))), has_state(optimizer, p))
         for p in parameters_of(optimizer)
     )
 
 
-def _check(
-    state: Mapping[str, Any],
-    optimizer: Optimizer,
-    names: Mapping[nn.Parameter, str],
-    kept: Mapping[str, Mapping[str, Any]],
+def check_optimizer_state(
+    optimizer: Optimizer, names: Mapping[nn.Parameter, str], state: Mapping[str, Any]
 ) -> None:
-    """A template ignores what it has no place for, so somebody has to ask."""
+    """Raise unless ``kept`` and ``groups`` of a state are this optimizer's.
+
+    A template ignores what it has no place for, so somebody has to ask.
+    """
+    kept = {names[p]: values for p, values in kept_for(optimizer).items()}
     found = [list(group["params"]) for group in state["groups"]]
-    own = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
-    if found != own:
+    groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+    if found != groups:
         raise RequestError(
-            f"the checkpoint's optimizer has {_described(found)}, this one has {_described(own)}; "
+            f"the checkpoint's optimizer has {_described(found)}, this one {_described(groups)}; "
             "make it from the same parameters in the same order"
         )
     for name, keys, _ in state["kept"]:
-        if list(keys) != sorted(kept[name]):
+        own = sorted(kept.get(name, {}))
+        if list(keys) != own:
             raise RequestError(
                 f"the checkpoint's optimizer keeps {_listed(keys)} for {name!r}, this one "
-                f"({type(optimizer).__name__}) keeps {_listed(sorted(kept[name]))}; make the same "
+                f"({type(optimizer).__name__}) keeps {_listed(own)}; make the same "
                 "one, with the same options"
             )
 

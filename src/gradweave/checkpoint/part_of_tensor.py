@@ -6,7 +6,7 @@ part, and with another number of ranks each reads what it has then.
 """
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from gradweave.checkpoint.boxes import Box, memory_order
+from gradweave.errors import RequestError
 
 
 class PartOfTensor(torch.Tensor):
@@ -40,6 +41,23 @@ class PartOfTensor(torch.Tensor):
         part.own, part.boxes = own, tuple(boxes)
         part.order = tuple(memory_order(strides))
         return part
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Refuse to be copied as if the whole were here: it would be saved, and read, as zeros."""
+        if func is torch.Tensor.copy_ and isinstance(args[1], PartOfTensor):
+            raise RequestError(
+                "only this rank's part of a tensor is here, and it was to be copied whole, as "
+                "async_save does for a storage_writer that stages by itself; give async_save an "
+                "async_stager, such as torch.distributed.checkpoint.staging.DefaultStager()"
+            )
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
     def __create_write_items__(self, fqn: str, value: object) -> list[WriteItem]:
         """Return what there is to write; torch asks for it when it saves."""

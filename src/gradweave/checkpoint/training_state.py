@@ -8,9 +8,10 @@ has a place for everything before the first step, and is compared with what was 
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -19,13 +20,16 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim.optimizer import Optimizer
 
-from gradweave.checkpoint.kept_by_optimizers import parameters_of
-from gradweave.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
+from gradweave.checkpoint.kept_by_optimizers import parameters_of, plain_optimizer
+from gradweave.checkpoint.optimizer_state import (
+    check_optimizer_state,
+    load_optimizer_state,
+    optimizer_state,
+)
 from gradweave.checkpoint.sparse_state import loaded_sparse_state, sparse_state
-from gradweave.errors import FormatError, RequestError
+from gradweave.errors import RequestError
 from gradweave.recipe import Recipe
 from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.runtime.plan_source import device_name
 from gradweave.runtime.planned import Planned
 from gradweave.runtime.sharded import ShardedDataParallel
 from gradweave.runtime.shards import OwnedPart
@@ -36,6 +40,9 @@ logger = logging.getLogger(__name__)
 SCHEMA = "gradweave.training/1"
 KEY = "training"  # under which checkpoints have it, unless somebody chooses another
 PREFIX = "module."  # of names in a wrapper
+
+
+Check = Callable[[Mapping[str, Any]], None]  # raises RequestError
 
 
 class Residuals(Protocol):
@@ -63,12 +70,13 @@ class TrainingState:
         *optimizers: Optimizer,
         sparse: Residuals | None = None,
     ) -> None:
-        self._model, self._optimizers = model, optimizers
+        self._model = model
+        self._optimizers = [plain_optimizer(optimizer) for optimizer in optimizers]
         self._sparse = sparse
         if isinstance(model, DistributedDataParallel) and model.is_sparsified:
             self._sparse = _OfWrapper(model)
         self._names = {p: _name(name) for name, p in model.named_parameters()}
-        for optimizer in optimizers:
+        for optimizer in self._optimizers:
             if any(parameter not in self._names for parameter in parameters_of(optimizer)):
                 raise RequestError(
                     f"a parameter of {type(optimizer).__name__} is not the model's; make the "
@@ -81,10 +89,18 @@ class TrainingState:
         save({KEY: self}, checkpoint_id=folder, process_group=self._model.process_group)
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Load what ``save`` has written, with any number of ranks."""
+        """Load what ``save`` has written, with any number of ranks.
+
+        Nothing is changed where it is another training's.
+        """
+        group = self._model.process_group
+        for places, check in self._comparisons():  # what checks compare needs little memory
+            found = {KEY: places}
+            load(found, checkpoint_id=folder, process_group=group)
+            check(found[KEY])
         try:
             self._saved_ranks = _saved_ranks(folder) or self._saved_ranks
-            load({KEY: self}, checkpoint_id=folder, process_group=self._model.process_group)
+            load({KEY: self}, checkpoint_id=folder, process_group=group)
         finally:
             self._saved_ranks = self._model.process_group.size()
 
@@ -93,6 +109,7 @@ class TrainingState:
         state: dict[str, Any] = {
             "schema": SCHEMA,
             "contents": self._contents(),
+            "tensors": self._tensors(),
             "model": {_name(key): value for key, value in self._model.state_dict().items()},
             "optimizers": {
                 str(number): optimizer_state(optimizer, self._names, self._owned)
@@ -107,6 +124,28 @@ class TrainingState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned, filled by a checkpoint."""
+        for _, check in self._comparisons():
+            check(state)
+        keys = {_name(key): key for key in self._model.state_dict()}
+        self._model.load_state_dict({keys[key]: value for key, value in state["model"].items()})
+        for number, optimizer in enumerate(self._optimizers):
+            load_optimizer_state(optimizer, self._names, state["optimizers"][str(number)])
+            if isinstance(self._model, ShardedDataParallel):
+                self._model.know(optimizer)
+        if self._sparse is not None:
+            own = self._sparse.state_dict()
+            self._sparse.load_state_dict(loaded_sparse_state(state["sparse"], own))
+
+    def _comparisons(self) -> list[tuple[dict[str, Any], Check]]:
+        """Return places for what says which training a checkpoint has, and who compares that."""
+        model: dict[str, Any] = {"schema": "", "contents": "", "tensors": ()}
+        optimizers = {str(n): {"kept": (), "groups": ()} for n in range(len(self._optimizers))}
+        compared: list[tuple[dict[str, Any], Check]] = [(model, self._check_model)]
+        if optimizers:
+            compared.append(({"optimizers": optimizers}, self._check_optimizers))
+        return compared
+
+    def _check_model(self, state: Mapping[str, Any]) -> None:
         if state["schema"] != SCHEMA:
             raise RequestError(
                 f"not a training as this version saves it: schema {state['schema']!r}, expected "
@@ -117,15 +156,25 @@ class TrainingState:
                 f"the checkpoint has {state['contents']}, this training has {self._contents()}; "
                 "make the same wrapper and optimizers"
             )
-        keys = {_name(key): key for key in self._model.state_dict()}
-        self._model.load_state_dict({keys[key]: value for key, value in state["model"].items()})
+        found, own = dict(state["tensors"]), dict(self._tensors())
+        for name in sorted(found.keys() | own.keys()):
+            if found.get(name) != own.get(name):
+                raise RequestError(
+                    f"the checkpoint's model has {name!r} as {found.get(name, 'nothing')}, this "
+                    f"one as {own.get(name, 'nothing')}; make the same model"
+                )
+
+    def _check_optimizers(self, state: Mapping[str, Any]) -> None:
         for number, optimizer in enumerate(self._optimizers):
-            load_optimizer_state(optimizer, self._names, state["optimizers"][str(number)])
-            if isinstance(self._model, ShardedDataParallel):
-                self._model.know(optimizer)
-        if self._sparse is not None:
-            own = self._sparse.state_dict()
-            self._sparse.load_state_dict(loaded_sparse_state(state["sparse"], own))
+            check_optimizer_state(optimizer, self._names, state["optimizers"][str(number)])
+
+    def _tensors(self) -> tuple[tuple[str, str], ...]:
+        """By name, what a state dict of the model has, in words."""
+        return tuple(
+            (_name(key), f"{value.dtype} of {tuple(value.shape)}")
+            for key, value in self._model.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        )
 
     def _contents(self) -> str:
         """In words, for people and for comparison."""
@@ -143,17 +192,16 @@ def saved_recipe(folder: str | os.PathLike[str], *, key: str = KEY) -> Recipe | 
 
     ``key`` is what the TrainingState was saved as. Each rank reads by itself.
     """
-    saved = _saved(folder)
-    if f"{key}.recipe" not in saved:
-        return None
     template = {key: {"recipe": ""}}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is")  # nobody is waited for
-        load(template, checkpoint_id=folder, no_dist=True)
-    text = template[key]["recipe"]
     try:
+        if f"{key}.recipe" not in _saved(folder):
+            return None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is")  # nobody waits
+            load(template, checkpoint_id=folder, no_dist=True)
+        text = template[key]["recipe"]
         return Recipe.from_text(text) if text else None
-    except FormatError as error:
+    except Exception as error:  # noqa: BLE001 it can be done without, and other ranks wait
         logger.warning("planning anew: checkpoint %s: %s", folder, error)
         return None
 
@@ -197,10 +245,4 @@ def _name(key: str) -> str:
 
 def _recipe_text(model: nn.Module) -> str:
     """Return the recipe as text; empty where planning has not come to one."""
-    if not isinstance(model, Planned) or not model.findings().are_reusable:
-        return ""
-    device = next(model.parameters()).device
-    recipe = model.findings().recipe(
-        workers=model.process_group.size(), device=device_name(device), why_not=""
-    )
-    return recipe.to_text()
+    return model.account().recipe_text() if isinstance(model, Planned) else ""

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from gradweave import __version__
 from gradweave.cli import (
@@ -78,15 +79,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _result(options: argparse.Namespace) -> int:
     try:
-        exit_code = int(VERBS[options.verb].run(options) or 0)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read us, `head` for one, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            exit_code = int(VERBS[options.verb].run(options) or 0)
+        finally:
+            _flush(sys.stdout)
+            _flush(sys.stderr)
+    except BrokenPipeError:
         exit_code = 0
     except (GradweaveError, OSError) as error:
         print(f"gradweave {options.verb}: {error}", file=sys.stderr)
         exit_code = 2
     return exit_code
+
+
+def _flush(stream: TextIO) -> None:
+    """Drop what is not read any more: `head`, for one, has seen enough, and that is no failure."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (AttributeError, ValueError):  # there is none, or a script has closed or replaced it
+        pass
 
 
 def _parser() -> Parser:

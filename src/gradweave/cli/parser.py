@@ -16,10 +16,15 @@ class Parser(argparse.ArgumentParser):
     """Options are written out, and verbs are modules with ``add_arguments`` and ``run``."""
 
     def __init__(self, **settings: Any) -> None:
+        self.passes_on_rest = False  # to another program, whose options are its own
         as_written = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"formatter_class": as_written, "allow_abbrev": False, **settings})
         self.verbs: dict[str, Parser] = {}
         self.noun = ""
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        self.passes_on_rest |= settings.get("nargs") == argparse.REMAINDER
+        return super().add_argument(*names, **settings)
 
     def add_verbs(self, modules: Mapping[str, ModuleType], *, dest: str, noun: str) -> None:
         """One for each module, whose docstring is its help: the first line, and then the rest."""
@@ -35,12 +40,19 @@ class Parser(argparse.ArgumentParser):
 
     def refuse_unknown(self, given: Sequence[str]) -> None:
         """Before argparse finds that something else is missing, which was misspelt."""
+        is_value = False
         for place, word in enumerate(given):
             if word == "--":
                 return
             option = re.match(r"--?[A-Za-z][^=]*", word)
             if option is not None:
                 self._refuse_unknown_option(option[0])
+                takes_value = self._option_string_actions[option[0]].nargs != 0
+                is_value = takes_value and "=" not in word
+            elif is_value:
+                is_value = False
+            elif self.passes_on_rest:
+                return
             elif self.verbs:
                 if word not in self.verbs:
                     self.error(f"no {self.noun} {word!r}{alternatives(word, self.verbs)}")

@@ -67,7 +67,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
-    """Of our wrapper, where anything was said."""
+    """Of our wrapper, where anything was said.
+
+    Files and folders are those of here: a script may go elsewhere before it wraps its model.
+    """
     names = (
         "precision",
         "cache",
@@ -79,4 +82,5 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
         "replan_when",
     )
     said = {name: getattr(options, name) for name in names}
+    said |= {name: str(Path(said[name]).absolute()) for name in ("cache", "plan") if said[name]}
     return {name: value for name, value in said.items() if value is not None}

@@ -1,6 +1,7 @@
 """Small things that all ranks of a group must know alike. Nothing is pickled."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,9 @@ def gather_text(
     everyone = [torch.empty_like(mine, device=device) for _ in range(group.size())]
     mine = mine.to(device)
     wait_until_let_go(
-        group.allgather([everyone], [mine]), [*everyone, mine], while_waiting=while_waiting
+        lambda: group.allgather([everyone], [mine]),
+        [*everyone, mine],
+        while_waiting=while_waiting,
     )
     return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in everyone]
 
@@ -37,10 +40,10 @@ def broadcast_text(group: dist.ProcessGroup, text: str, *, device: torch.device)
     """What rank 0 says, of any length; what others say is not looked at."""
     encoded = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(device)
     length = torch.tensor([len(encoded)], dtype=torch.int64, device=device)
-    wait_until_let_go(group.broadcast([length]), [length])
+    wait_until_let_go(lambda: group.broadcast([length]), [length])
     if group.rank() != 0:
         encoded = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
-    wait_until_let_go(group.broadcast([encoded]), [encoded])
+    wait_until_let_go(lambda: group.broadcast([encoded]), [encoded])
     return bytes(encoded.tolist()).rstrip(b"\0").decode()
 
 
@@ -53,7 +56,7 @@ def gather_long_text(group: dist.ProcessGroup, text: str, *, device: torch.devic
         mine[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
     everyone = [torch.empty_like(mine, device=device) for _ in range(group.size())]
     mine = mine.to(device)
-    wait_until_let_go(group.allgather([everyone], [mine]), [*everyone, mine])
+    wait_until_let_go(lambda: group.allgather([everyone], [mine]), [*everyone, mine])
     return [bytes(one.tolist()).rstrip(b"\0").decode() for one in everyone]
 
 
@@ -62,7 +65,7 @@ def largest(group: dist.ProcessGroup, values: list[float], *, device: torch.devi
     gathered = torch.tensor(values, dtype=torch.float64).to(device)
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-    wait_until_let_go(group.allreduce([gathered], options), [gathered])
+    wait_until_let_go(lambda: group.allreduce([gathered], options), [gathered])
     return [float(value) for value in gathered.tolist()]
 
 
@@ -82,7 +85,7 @@ def broadcast_bytes(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -
     for held in of_device.values():
         as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in held]
         message = torch.cat(as_bytes)
-        wait_until_let_go(group.broadcast([message]), [message])
+        wait_until_let_go(partial(group.broadcast, [message]), [message])
         if group.rank() == 0:
             continue
         parts = torch.split(message, [part.numel() for part in as_bytes])

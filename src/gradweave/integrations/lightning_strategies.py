@@ -15,6 +15,7 @@ from gradweave.integrations.made_wrappers import MadeWrappers, TellsOfWrappers
 from gradweave.integrations.metrics import planning_metrics
 from gradweave.runtime.ddp import DistributedDataParallel
 from gradweave.session.findings import Stage
+from gradweave.torch_internals import awaits_first_static_pass, first_static_pass_was_sent
 
 # In checkpoints: a text for each wrapped model, which loading with weights_only=True allows.
 RECIPES = "gradweave_recipes"
@@ -78,6 +79,20 @@ class ForTrainer(TellsOfWrappers):
         self._tell_loggers()
         super().on_train_batch_start(batch, batch_idx)  # type: ignore[misc]
 
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        """Where backward runs inside of forward, Lightning sends a static graph's first pass.
+
+        It does so once, and other buckets begin with a first pass again.
+        """
+        wrapper, is_awaited = self.model, False  # type: ignore[attr-defined]
+        is_ours = isinstance(wrapper, DistributedDataParallel)
+        if is_ours and hasattr(self, "_pl_static_graph_delay_done"):
+            is_awaited = awaits_first_static_pass(wrapper)
+            self._pl_static_graph_delay_done = not is_awaited
+        super().post_backward(closure_loss)  # type: ignore[misc]
+        if is_awaited and self._pl_static_graph_delay_done:
+            first_static_pass_was_sent(wrapper)
+
     def teardown(self) -> None:
         self._tell_loggers()
         super().teardown()  # type: ignore[misc]
@@ -103,8 +118,9 @@ class ForTrainer(TellsOfWrappers):
             return
         for logger in trainer.loggers:
             logger.log_metrics(planning_metrics(self.findings()), step=trainer.global_step)
-            if hasattr(logger.experiment, "add_text"):  # TensorBoard's
-                logger.experiment.add_text("gradweave", self.explain(), trainer.global_step)
+            experiment: Any = getattr(logger, "experiment", None)
+            if hasattr(experiment, "add_text"):  # TensorBoard's
+                experiment.add_text("gradweave", self.explain(), trainer.global_step)
 
 
 class ForFabric(TellsOfWrappers):

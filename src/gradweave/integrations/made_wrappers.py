@@ -3,6 +3,9 @@
 import weakref
 from collections.abc import Sequence
 
+import torch.distributed as dist
+
+from gradweave.comm.small_messages import gather_long_text, group_device
 from gradweave.errors import RequestError
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
@@ -18,34 +21,51 @@ class MadeWrappers:
         self._accounts: list[PlanningAccount] = []
         self._wrappers: list[weakref.ref[DistributedDataParallel]] = []
         self._recalled: Sequence[str] = ()
+        self._awaits_wrappers = False  # what was recalled
+        self._begins_again = False
 
     def add(self, wrapper: DistributedDataParallel) -> None:
         """On every rank, when it has just been made; it begins with the recipe for its place."""
+        if self._begins_again:
+            self._clear()
         place = len(self._accounts)
         self._accounts.append(wrapper.account())
         self._wrappers.append(weakref.ref(wrapper))
         wrapper.adopt(self._recalled[place] if place < len(self._recalled) else None)
 
     def begin_again(self) -> None:
-        """Those that come now take the places of those that were, and their recipes."""
-        if any(recipes := self.recipes()):
+        """Those that come now take the places of those that were, and their recipes.
+
+        Unless others were recalled meanwhile, which count. Until one comes, nothing changes.
+        """
+        self._begins_again = True
+
+    def _clear(self) -> None:
+        if not self._awaits_wrappers and any(recipes := self.recipes()):
             self._recalled = recipes
+        self._awaits_wrappers = self._begins_again = False
         self._accounts, self._wrappers = [], []
 
     def recall(self, recipes: Sequence[str]) -> None:
         """Recipes of an earlier run, as texts, for wrappers that are made from now on."""
-        self._recalled = tuple(recipes)
+        self._recalled, self._awaits_wrappers = tuple(recipes), True
 
     def adopt_recalled(self) -> None:
-        """Give those to wrappers that were made before; on every rank, before their first step."""
-        for place, reference in enumerate(self._wrappers):
-            wrapper = reference()
-            if wrapper is not None:
+        """Give those to wrappers that were made before; on every rank, before their first step.
+
+        One that is gone on any rank is left alone on all of them: adopting needs every rank.
+        """
+        wrappers = [reference() for reference in self._wrappers]
+        are_everywhere = _agreed([wrapper is not None for wrapper in wrappers])
+        for place, (wrapper, is_everywhere) in enumerate(
+            zip(wrappers, are_everywhere, strict=False)
+        ):
+            if wrapper is not None and is_everywhere:
                 wrapper.adopt(self._recalled[place] if place < len(self._recalled) else None)
 
     def recipes(self) -> list[str]:
         """Return what a checkpoint keeps: a text for each wrapper, empty where none is settled."""
-        return [_recipe_text(account) for account in self._accounts]
+        return [account.recipe_text() for account in self._accounts]
 
     @property
     def accounts(self) -> Sequence[PlanningAccount]:
@@ -58,11 +78,17 @@ class MadeWrappers:
         return self._accounts[-1]
 
 
-def _recipe_text(account: PlanningAccount) -> str:
-    try:
-        return account.recipe().to_text()
-    except RequestError:
-        return ""
+def _agreed(are_there: Sequence[bool]) -> list[bool]:
+    """Return what holds on all ranks, as far as all of them say something; ask all of them.
+
+    Python frees what goes round in circles when it likes to, on each rank for itself.
+    """
+    group = dist.group.WORLD if dist.is_initialized() else None
+    if group is None:
+        return list(are_there)
+    marks = "".join("1" if is_there else "0" for is_there in are_there)
+    said = gather_long_text(group, marks, device=group_device(group))
+    return [set(place) == {"1"} for place in zip(*said, strict=False)]
 
 
 class TellsOfWrappers:

@@ -4,9 +4,9 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, TextIO
 
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from gradweave.runtime.ddp import DistributedDataParallel
 
 # What launchers tell each of the processes that they start: torchrun, srun, mpirun.
 RANKS_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+# The multiprocessing package's name for the module that Python was started with.
+MAIN_OF_SPAWNED = "__mp_main__"
 ALONE = (
     "gradweave: no launcher has started this process, and those that the script starts would have "
     "torch's class, so all have it; start all of them with torchrun"
@@ -62,23 +64,35 @@ def run_script(script: Script, options: Mapping[str, Any], *, to: TextIO) -> int
         with ours, _as_main(script) as run:
             run()
     except Exception as error:  # noqa: BLE001 it is the script's, and shown as such
-        _show(error, script)
+        with suppress(BrokenPipeError):
+            _show(error, script)
         return 1
     finally:
-        for line in _report(made, rank):
-            print(line, file=to, flush=True)
+        with suppress(BrokenPipeError):  # nobody reads it; the script's exit code stays
+            for line in _report(made, rank):
+                print(line, file=to, flush=True)
     return 0
+
+
+class _WhateverIsMain(ModuleType):
+    """The script's module, by the name that processes have for it which the script spawns.
+
+    What they send back is looked for there, and Python has put our own module there.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["__main__"], name)
 
 
 @contextmanager
 def _as_main(script: Script) -> Iterator[Callable[[], object]]:
     """Let the script find what it would find if Python had been given it."""
-    argv, first = sys.argv, sys.path[0]
+    argv, first, ours = sys.argv, sys.path[0], sys.modules.get(MAIN_OF_SPAWNED)
+    folder = None if sys.flags.safe_path else _folder(script)  # Python puts none there then
+    sys.modules[MAIN_OF_SPAWNED] = _WhateverIsMain(MAIN_OF_SPAWNED)
     sys.argv = [script.name, *script.arguments]
-    if script.is_module:
-        sys.path[0] = str(Path.cwd())
-    elif Path(script.name).is_file():
-        sys.path[0] = str(Path(script.name).resolve().parent)
+    if folder is not None:
+        sys.path[0] = str(folder)
 
     def run() -> object:
         if script.is_module:
@@ -88,7 +102,19 @@ def _as_main(script: Script) -> Iterator[Callable[[], object]]:
     try:
         yield run
     finally:
-        sys.argv, sys.path[0] = argv, first
+        sys.argv = argv
+        if folder is not None:
+            sys.path[0] = first
+        del sys.modules[MAIN_OF_SPAWNED]
+        if ours is not None:
+            sys.modules[MAIN_OF_SPAWNED] = ours
+
+
+def _folder(script: Script) -> Path | None:
+    """Return where Python looks first for what the script imports; None where runpy knows."""
+    if script.is_module:
+        return Path.cwd()
+    return Path(script.name).resolve().parent if Path(script.name).is_file() else None
 
 
 def _report(made: Sequence[_Made], rank: str | None) -> Iterator[str]:

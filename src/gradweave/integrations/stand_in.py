@@ -47,7 +47,8 @@ def _stands_in(cls: type) -> bool:
 def stand_in(options: Mapping[str, Any], on_made: OnMade) -> type[DistributedDataParallel]:
     """Return our class with these options, to be called as torch's is; what a call says wins.
 
-    ``on_made`` is told of every wrapper. Copies of one, and pickles, are of our class itself.
+    ``on_made`` is told of every wrapper. Copies of one, and pickles, are of our class itself, or of
+    the class that a script has derived from it.
     """
 
     class InTorchsPlace(DistributedDataParallel, metaclass=_InTorchsPlace):
@@ -57,16 +58,17 @@ def stand_in(options: Mapping[str, Any], on_made: OnMade) -> type[DistributedDat
             super().__init__(module, *args, **{**options, **kwargs})
             on_made(self)
 
-        def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-            del protocol
-            return _empty_wrapper, (), self.__getstate__()
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            if _stands_in(type(self)):
+                return _empty_wrapper, (), self.__getstate__()
+            return super().__reduce_ex__(protocol)
 
     InTorchsPlace.__name__ = InTorchsPlace.__qualname__ = NAME  # as it is printed
     return InTorchsPlace
 
 
 def _empty_wrapper() -> DistributedDataParallel:
-    """Where pickle puts what it has read: it knows a class by where that is, and ours is nowhere."""
+    """What pickle fills: it knows classes by where they are, and a stand-in is nowhere."""
     return DistributedDataParallel.__new__(DistributedDataParallel)
 
 

@@ -25,6 +25,10 @@ class GradweaveCallback(TrainerCallback):  # type: ignore[misc]
         self._in_use = in_use
         self._has_told = False
 
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        self._has_told = False
+
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """One step late: that planning is over is seen when the next forward pass begins."""
         del args, kwargs
@@ -46,7 +50,9 @@ class GradweaveCallback(TrainerCallback):  # type: ignore[misc]
             return
         if in_use.findings().stage is Stage.SETTLED:
             self._has_told = True
+            wants_log = trainer.control.should_log
             trainer.log(planning_metrics(in_use.findings()))
+            trainer.control.should_log = wants_log  # the step's loss is logged as ever
 
 
 def use_gradweave(trainer: Trainer, **options: Any) -> InUse:
@@ -57,6 +63,7 @@ def use_gradweave(trainer: Trainer, **options: Any) -> InUse:
     """
     in_use = use_with_accelerator(trainer.accelerator, **options)
     callback, train = GradweaveCallback(trainer, in_use), trainer.train
+    make_accelerator = trainer.create_accelerator_and_postprocess
     trainer.add_callback(callback)
     in_use.to_undo.callback(trainer.remove_callback, callback)
 
@@ -66,8 +73,16 @@ def use_gradweave(trainer: Trainer, **options: Any) -> InUse:
             folder = get_last_checkpoint(trainer.args.output_dir)
         if folder:
             in_use.recall_recipes(folder)
+        in_use.begin_again()  # if this wraps anew: with what an earlier training has found
         return train(resume_from_checkpoint, *args, **kwargs)
 
+    def make_accelerator_with_ours() -> None:
+        """Each trial of a search for hyperparameters makes one, inside of `train`."""
+        make_accelerator()
+        in_use.move_to(trainer.accelerator)
+
     trainer.train = train_with_recipe
+    trainer.create_accelerator_and_postprocess = make_accelerator_with_ours
     in_use.to_undo.callback(delattr, trainer, "train")
+    in_use.to_undo.callback(delattr, trainer, "create_accelerator_and_postprocess")
     return in_use

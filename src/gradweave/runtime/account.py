@@ -66,3 +66,7 @@ class PlanningAccount:
         return self.findings().recipe(
             workers=self._workers, device=self._device, why_not=self.explain()
         )
+
+    def recipe_text(self) -> str:
+        """The recipe as what checkpoints keep; empty where there is none, or none yet."""
+        return self.recipe().to_text() if self.findings().are_reusable else ""

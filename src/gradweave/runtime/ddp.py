@@ -32,6 +32,7 @@ from gradweave.runtime.noticeboard import Noticeboard
 from gradweave.runtime.options import (
     AUTO,
     COMPILED,
+    STATIC_INSIDE_FORWARD,
     Options,
     check_caps,
     check_plan,
@@ -83,7 +84,12 @@ from gradweave.session.session import Session
 from gradweave.session.task import LAST_STEP, PlanningTask
 from gradweave.sparse.settings import Sparse, settings_of
 from gradweave.sparse.training import SparseTraining
-from gradweave.torch_internals import is_compiled, is_in_join, torch_caps_bytes
+from gradweave.torch_internals import (
+    awaits_first_static_pass,
+    is_compiled,
+    is_in_join,
+    torch_caps_bytes,
+)
 from gradweave.travel import Travel, parse_travel
 
 logger = logging.getLogger(__name__)
@@ -445,6 +451,8 @@ class DistributedDataParallel(Planned, TorchDDP):
     def _end_step(self) -> None:
         driver = self._driver
         if driver is not None and self._engine is not None and self._engine.step_is_over():
+            if awaits_first_static_pass(self):
+                driver.fail(STATIC_INSIDE_FORWARD)
             driver.step_over()
             if self._plan_cache is not None:
                 self._plan_cache.keep(self.findings())

@@ -18,6 +18,11 @@ from gradweave.errors import RequestError
 from gradweave.runtime.shards import Shards, is_of_elements
 from gradweave.torch_internals import plain_results
 
+_REFUSED = (
+    "%s is a shard, of which torch.distributed.checkpoint would keep one rank's for all; save "
+    "gradweave.TrainingState(model, optimizer) instead"
+)
+
 
 class ShardOfState(torch.Tensor):
     """What an optimizer keeps for this rank's elements of a parameter."""
@@ -26,10 +31,11 @@ class ShardOfState(torch.Tensor):
 
     def __create_write_items__(self, fqn: str, value: object) -> NoReturn:
         del value
-        raise RequestError(
-            f"{fqn} is a shard, of which torch.distributed.checkpoint would keep one rank's for "
-            "all; save gradweave.TrainingState(model, optimizer) instead"
-        )
+        raise RequestError(_REFUSED % fqn)
+
+    def data_ptr(self) -> NoReturn:
+        """Where ``async_save`` copies state by address before it asks what there is to write."""
+        raise RequestError(_REFUSED % "an optimizer's state")
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]

@@ -50,6 +50,11 @@ UNPLANNABLE = (
 )
 # Its graph is split by the buckets it begins with.
 COMPILED = "a compiled model is not planned for in training; give a plan, made without compiling"
+# Each change of buckets begins with a pass that torch would not send.
+STATIC_INSIDE_FORWARD = (
+    "backward runs inside of forward, where a static graph's buckets cannot be changed; leave out "
+    "static_graph"
+)
 
 
 class Options(Struct, frozen=True, kw_only=True):

@@ -39,9 +39,8 @@ class ReducerEngine:
         self._ddp = weakref.ref(ddp)  # which must die before its process group
         self._parameters, self._transports = parameters, transports
         self.torch_cap_bytes: int = ddp.bucket_bytes_cap
-        self._torch_caps_bytes = torch_caps_bytes(
-            ddp
-        )  # before a plan's largest bucket takes its place
+        # Before a plan's largest bucket takes its place.
+        self._torch_caps_bytes = torch_caps_bytes(ddp)
         self._noted: list[int] = []
         self._installed: list[list[str]] = []  # buckets by names; empty: torch has made its own
         self._torchs_messages = 0  # of those, once it has said how many
@@ -70,6 +69,9 @@ class ReducerEngine:
         """From the next pass on; ``order`` is what torch's own buckets follow, if it is known."""
         ddp = self._live
         require_finished_reduction(ddp)
+        is_untouched = not self._installed and self.sender is None
+        if is_untouched and buckets is SimpleBuckets.ORIGINAL and not notes_messages:
+            return  # torch's are there, and another first pass is nothing to ask for
         self.plan = plan = buckets if isinstance(buckets, Plan) else None
         self._installed = self._names(buckets, order)
         replace_reducer(ddp, self._parameters, self._installed)

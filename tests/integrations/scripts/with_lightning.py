@@ -40,3 +40,4 @@ trainer = Trainer(
 trainer.fit(model, data)
 if trainer.is_global_zero:
     print("losses", model.losses)  # noqa: T201
+torch.distributed.destroy_process_group()

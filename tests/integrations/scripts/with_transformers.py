@@ -26,3 +26,4 @@ trainer.train()
 if trainer.is_world_process_zero():
     losses = [said["loss"] for said in trainer.state.log_history if "loss" in said]
     print("losses", losses)  # noqa: T201
+trainer.accelerator.end_training()
