@@ -16,9 +16,10 @@ test: lint
 test-long: $(INSTALLED)
 	$(BIN)/pytest -m long
 
-# Every fault with every wrapper in every stage, on the lab, and the table of docs/reliability.md.
+# Faults on the lab: each with each wrapper, in one stage. `make test-faults FAULTS="--all --keep"` runs
+# all stages and writes the table of docs/reliability.md.
 test-faults: $(INSTALLED)
-	$(BIN)/python tests/faults/matrix.py --page
+	$(BIN)/python tests/faults/matrix.py $(FAULTS)
 
 # The tests that depend on torch, with another version of it, in an environment of its own:
 # `make test-torch VERSION=2.14.1`. Everything else is pinned as ever (docs/torch-versions.md), but for

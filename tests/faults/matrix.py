@@ -2,8 +2,8 @@
 
 ``python tests/faults/matrix.py`` runs each case with each wrapper in one of the stages, on an
 emulated cluster; ``--all`` in all of them. Each is printed as a row, and what is not as
-docs/reliability.md promises fails. ``--rows FILE`` also keeps them, beside those of earlier runs,
-and ``--page`` makes the table of that page from what is kept.
+docs/reliability.md promises fails. ``--keep`` keeps them in ``ROWS``, beside those of earlier runs,
+and writes the table of that page from what is there.
 """
 
 import argparse
@@ -26,7 +26,9 @@ from gradweave.errors import LabError
 from gradweave.lab import Cluster, ClusterSpec, OutputLine
 
 RANK_PROGRAM = Path(__file__).with_name("faulty_rank.py")
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs" / "reliability.md"
+ROWS = REPOSITORY / "benchmarks" / "results" / "faults_2cores_20261118.jsonl"
 RANKS, FAULTY_RANK = 3, 1
 FIRST_PORT = 29600
 RATE, A_TENTH = "1gbit", "100mbit"
@@ -329,9 +331,8 @@ def main() -> int:
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--wrapper", choices=WRAPPERS, action="append")
     parser.add_argument("--stage", choices=STAGES, action="append")
-    parser.add_argument("--rows", type=Path, help="a file in which rows are kept")
-    parser.add_argument("--missing", action="store_true", help="only what is not kept there")
-    parser.add_argument("--page", action="store_true", help="write the page's table from them")
+    parser.add_argument("--keep", action="store_true", help="and write the page's table")
+    parser.add_argument("--missing", action="store_true", help="only what is not kept")
     options = parser.parse_args()
     asked = _asked(options)
     rows = []
@@ -339,10 +340,9 @@ def main() -> int:
         for one in asked:
             rows.append(found.run(one))
             print(msgspec.json.encode(rows[-1]).decode(), flush=True)  # noqa: T201
-            if options.rows is not None:
-                keep(options.rows, rows[-1])
-    if options.page:
-        write_page(rows if options.rows is None else kept(options.rows))
+            if options.keep:
+                keep(ROWS, rows[-1])
+                write_page(kept(ROWS))
     problems = [f"{row.asked}: {row.problem}" for row in rows if row.problem]
     print("\n".join([f"{len(rows)} cases, {len(problems)} not as promised", *problems]))  # noqa: T201
     return 1 if problems else 0
@@ -350,7 +350,7 @@ def main() -> int:
 
 def _asked(options: argparse.Namespace) -> list[Asked]:
     asked = every_cell() if options.all or options.stage else fair_subset()
-    known = {row.asked for row in kept(options.rows)} if options.missing else set()
+    known = {row.asked for row in kept(ROWS)} if options.missing else set()
     return [
         one
         for one in asked
