@@ -1,12 +1,12 @@
 """The import arrow, the public surface, and that the pure layers start fast."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 
 import gradweave
 from gradweave import RequestError, torch_internals
@@ -185,7 +185,7 @@ def test_the_command_line_starts_without_torch():
         "code = main(['plan', '--trace', 'alexnet', '--network', 'k80-10gbe', '--workers', '4']); "
         "sys.exit(code or 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    done = run(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
 
 

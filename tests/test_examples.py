@@ -1,9 +1,8 @@
 """The examples run as their first lines say, until planning has ended."""
 
-import os
-import subprocess
 import sys
 
+import commands
 import pytest
 import torch
 from pages import ROOT
@@ -15,15 +14,7 @@ from gradweave.report.folders import read_folders
 
 
 def torchrun(script, *arguments):
-    """On two ranks, one thread each."""
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*agent, str(ROOT / "examples" / script), *arguments],
-        capture_output=True,
-        check=False,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = commands.torchrun(ROOT / "examples" / script, *arguments)
     assert done.returncode == 0, done.stderr[-2000:]
     return done
 

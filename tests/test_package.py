@@ -1,15 +1,14 @@
 """The package: what is in it, and that it works where nothing else of the repository is."""
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
 from pathlib import Path
 
+import commands
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -54,11 +53,9 @@ def test_the_readmes_links_survive_outside():
     assert f"{repository}/blob/HEAD/docs/precision.md#what-it-gains" in after
 
 
-def run(*command, cwd, **options):
-    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command, cwd=cwd, capture_output=True, check=False, text=True, env=outside, **options
-    )
+def run(*command, cwd):
+    """Outside of this checkout, but for what ``cwd`` says."""
+    done = commands.run(*command, cwd=cwd, environment={"PYTHONPATH": ""})
     assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
     return done.stdout
 

@@ -1,12 +1,11 @@
 """`gradweave bench` on a tiny cluster; on loopback where namespaces are forbidden."""
 
 import json
-import os
 import subprocess
-import sys
 from typing import get_args
 
 import pytest
+from commands import torchrun
 
 from gradweave.cli import main
 from gradweave.measure.collectives import bus_factor
@@ -42,21 +41,11 @@ def test_collectives_on_an_emulated_cluster(capsys, where):
         assert row["p10_s"] <= row["median_s"] <= row["p90_s"]
 
 
-def torchrun(*argv):
-    """In two processes on loopback."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return subprocess.run(
-        [*launcher, "--nproc-per-node", "2", "-m", "gradweave", *argv],
-        capture_output=True,
-        check=False,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
 def test_under_torchrun():
     """Several seconds: every rank imports torch."""
-    done = torchrun("bench", "collectives", "--json", "--size", "1KB", "--repeats", "1")
+    done = torchrun(
+        "-m", "gradweave", "bench", "collectives", "--json", "--size", "1KB", "--repeats", "1"
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["algorithm"] for row in rows] == ["native", "ring"]
@@ -67,7 +56,7 @@ def test_training_under_torchrun(tmp_path):
     argv = ["bench", "training", "--trace", "resnet20,alexnet", "--parameter-scale", "0.01"]
     argv += ["--forward", "5ms", "--backward", "10ms", "--runtime", "torch-ddp,powersgd:1,optimal"]
     argv += ["--repeats", "1", "--iterations", "1", "--warmup", "2", "--output", str(tmp_path)]
-    done = torchrun(*argv, "--json")
+    done = torchrun("-m", "gradweave", *argv, "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [(row["trace"], row["runtime"]) for row in rows] == [

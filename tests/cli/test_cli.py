@@ -1,10 +1,10 @@
 """What the commands print, and what a mistake looks like: one line, exit code 2, no file."""
 
 import json
-import subprocess
 import sys
 
 import pytest
+from commands import run
 from msgspec.structs import replace
 
 from gradweave import Plan, files, load_trace
@@ -286,7 +286,5 @@ def test_a_bad_file_is_named_and_leaves_no_output(capsys, tmp_path):
 def test_as_a_program_into_a_closed_pipe():
     """`gradweave … | true` must not print a traceback."""
     command = '"$0" -m gradweave simulate --trace resnet50 --network k80-10gbe --workers 4 | true'
-    done = subprocess.run(
-        ["bash", "-c", command, sys.executable], capture_output=True, check=False, text=True
-    )
+    done = run("bash", "-c", command, sys.executable)
     assert done.stderr == ""

@@ -1,14 +1,13 @@
 """`gradweave doctor` in the lab and under torchrun, and what it prints."""
 
 import json
-import os
 import re
 import socket
-import subprocess
 import sys
 
 import pytest
 from checkups import GIGABIT, checkup
+from commands import run, torchrun
 
 from gradweave.cli import doctor, main
 from gradweave.doctor import diagnose
@@ -149,14 +148,8 @@ def test_ranks_without_namespaces(capsys):
 
 def test_under_torchrun():
     """Several seconds: every rank imports torch."""
-    argv = ["--nproc-per-node", "2", "-m", "gradweave", "doctor", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *argv],
-        capture_output=True,
-        check=False,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )
+    command = ("-m", "gradweave", "doctor", "--json")
+    done = torchrun(*command, environment={"GLOO_SOCKET_IFNAME": "lo"})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [one["rank"] for one in found["checkup"]["ranks"]] == [0, 1]
@@ -169,13 +162,9 @@ def test_a_rank_that_does_not_come_is_a_finding():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = subprocess.run(
-        [sys.executable, "-m", "gradweave", "doctor", "--timeout", "1s"],
-        capture_output=True,
-        check=False,
-        text=True,
-        env={**os.environ, **place, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )
+    environment = {**place, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = (sys.executable, "-m", "gradweave", "doctor", "--timeout", "1s")
+    done = run(*command, environment=environment)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert last.startswith(f"- rank 1 did not come to 127.0.0.1:{port} within 1 s: look at what")

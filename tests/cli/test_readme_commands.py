@@ -1,9 +1,9 @@
 """README's commands, in their order, as somebody would paste them after `make demo`."""
 
 import re
-import subprocess
 
 import pytest
+from commands import run
 from pages import ROOT, blocks, make_checkout, section
 
 README = (ROOT / "README.md").read_text()
@@ -20,9 +20,7 @@ def test_the_environment_comes_first_and_torch_is_named():
 def test_the_commands_run_in_their_order(tmp_path):
     """Minutes: some calibrate, some train, all start anew."""
     checkout = make_checkout(tmp_path)
-    done = subprocess.run(
-        ["bash", "-exc", COMMANDS], cwd=checkout, capture_output=True, text=True, check=False
-    )
+    done = run("bash", "-exc", COMMANDS, cwd=checkout, most_s=1200)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     for name in ("trace.json", "network.json", "plan.json", "runs/mine/results.json"):
         assert (checkout / name).is_file()

@@ -15,6 +15,7 @@ import warnings
 
 import pytest
 import torch
+from commands import run
 from ranks import on_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -295,16 +296,36 @@ if __name__ == "__main__":
 def test_what_a_script_spawns_finds_the_script(tmp_path, named):
     """Seconds: as a command. As workers do that load data."""
     (tmp_path / "spawning.py").write_text(SPAWNING)
-    done = subprocess.run(
-        [sys.executable, "-m", "gradweave", "run", *named],
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-        text=True,
-        env={**os.environ, "RANK": "1"},
-        timeout=120,
-    )
+    command = (sys.executable, "-m", "gradweave", "run", *named)
+    done = run(*command, cwd=tmp_path, environment={"RANK": "1"})
     assert done.stdout == "[6] True\n", done.stderr
+
+
+LINGERING = """
+import threading, time
+
+def compute():
+    until_s = time.monotonic() + 0.5
+    while time.monotonic() < until_s:
+        pass
+
+class Last:
+    def __init__(self):
+        self.thread = threading.Thread(target=compute, daemon=True)
+        self.thread.start()
+
+    def __del__(self):
+        print("a thread still runs:", self.thread.is_alive(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit", "1 / 0"])
+def test_threads_may_end_what_they_do_before_the_scripts_names_go(tmp_path, end):
+    """Else torch's reducer would wait for a thread of gloo's that waits for Python's lock."""
+    (tmp_path / "lingering.py").write_text(LINGERING)  # a script with functions is not gone at once
+    (tmp_path / "script.py").write_text(f"import lingering\nlast = lingering.Last()\n{end}\n")
+    done = run(sys.executable, "-m", "gradweave", "run", "script.py", cwd=tmp_path)
+    assert done.stdout == "a thread still runs: False\n", done.stderr
 
 
 CODES = {"exit(0)": 0, "sys.exit(7)": 7, "sys.exit('enough')": 1, "1 / 0": 1}
@@ -314,14 +335,8 @@ CODES = {"exit(0)": 0, "sys.exit(7)": 7, "sys.exit('enough')": 1, "1 / 0": 1}
 def test_exit_codes_are_kept(tmp_path, code):
     """A second each: as a command."""
     (tmp_path / "ends.py").write_text(f"import sys\n{code}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "gradweave", "run", "-m", "ends"],
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-        text=True,
-        env={**os.environ, "RANK": "1"},
-    )
+    command = (sys.executable, "-m", "gradweave", "run", "-m", "ends")
+    done = run(*command, cwd=tmp_path, environment={"RANK": "1"})
     assert done.returncode == CODES[code], done.stderr
 
 
@@ -350,16 +365,13 @@ def test_a_safe_path_stays_as_it_is(tmp_path, named):
     """A second each: as a command. Python has no script's folder there then."""
     (tmp_path / "says.py").write_text("import sys\nprint(sys.path)\n")
     places = [str(tmp_path / "first"), str(tmp_path), os.environ.get("PYTHONPATH", "")]
-    environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    environment = {
+        "RANK": "1",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, places)),
+    }
     said = [
-        subprocess.run(
-            [sys.executable, *command, *named],
-            cwd=tmp_path,
-            check=False,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "RANK": "1", **environment},
-        ).stdout
+        run(sys.executable, *command, *named, cwd=tmp_path, environment=environment).stdout
         for command in ([], ["-m", "gradweave", "run"])
     ]
     assert str(tmp_path / "first") in said[0]

@@ -1,11 +1,9 @@
 """Scripts by torchrun: as they are, with the lines that our page says, and unchanged with ours."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import commands
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -48,21 +46,9 @@ def changed(script, title):
 def torchrun(*command, folder):
     """What two ranks print, and say."""
     folder.mkdir()
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    asking_nobody = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     for _ in range(TRIES):
-        done = subprocess.run(
-            [*start, *map(str, command)],
-            capture_output=True,
-            check=False,
-            text=True,
-            cwd=folder,
-            env={
-                **os.environ,  # and libraries that ask nobody in the network
-                "OMP_NUM_THREADS": "1",
-                "HF_HUB_OFFLINE": "1",
-                "CUDA_VISIBLE_DEVICES": "",
-            },
-        )
+        done = commands.torchrun(*command, cwd=folder, environment=asking_nobody)
         if TORCHS_ABORT not in done.stderr:
             break
     assert done.returncode == 0, done.stderr[-4000:]

@@ -4,22 +4,18 @@ Workers that cannot use their agent's store must not: keys of an earlier life st
 ``init_process_group`` hangs or fails now and then, with torch's own wrapper, too.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import MOST_S, TORCHRUN, torchrun
 
 from gradweave.lab import Cluster, ClusterSpec
 
 pytestmark = pytest.mark.long
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "elastic_training.py"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
-LIMIT_S = 400.0
 STEPS, EVERY, CRASH = 80, 20, 50
 
 
@@ -36,15 +32,8 @@ def losses(output):
 
 def run(workers, folder, wrapper, *more, restarts=0):
     """Return the exit code, and what was written, on one machine."""
-    options = ["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}"]
-    done = subprocess.run(
-        [*TORCHRUN, *options, *arguments(folder, wrapper, *more)],
-        capture_output=True,
-        check=False,
-        text=True,
-        env={**os.environ, **ENVIRONMENT},
-        timeout=LIMIT_S,
-    )
+    asked = (f"--max-restarts={restarts}", *arguments(folder, wrapper, *more))
+    done = torchrun(*asked, ranks=workers, environment=ENVIRONMENT)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -85,7 +74,7 @@ def test_agents_on_nodes_start_again(namespaces, tmp_path, rendezvous):
     ]
     with Cluster(ClusterSpec(nodes=2, rate="1gbit")) as cluster:
         job = cluster.start_agents(command, env=ENVIRONMENT, on_line=lines.append)
-        result = job.wait(LIMIT_S)
+        result = job.wait(MOST_S)
     output = "\n".join(line.text for line in lines)
     assert result.exit_code == 0, output[-3000:]
     for worker in (0, 1):

@@ -1,11 +1,11 @@
 """When one rank ends, all are gone as soon as with torch's wrapper, in whatever stage they were."""
 
 import json
-import subprocess
 import sys
 
 import endings
 import pytest
+from commands import run
 
 LATER_THAN_TORCHS_S = 2.0
 
@@ -14,8 +14,7 @@ LATER_THAN_TORCHS_S = 2.0
 @pytest.mark.parametrize("kind", endings.KINDS)
 def test_ranks_end_as_with_torchs_wrapper(kind):
     """Seconds: six pairs of ranks train and end, those of torch's wrapper first and last."""
-    program = [sys.executable, endings.__file__, kind]
-    ran = subprocess.run(program, capture_output=True, text=True, check=False)
+    ran = run(sys.executable, endings.__file__, kind)
     assert ran.returncode == 0, ran.stderr
     first, *ours, last = (endings.Ending(**json.loads(line)) for line in ran.stdout.splitlines())
     assert [ending.moment for ending in ours] == list(endings.MOMENTS)

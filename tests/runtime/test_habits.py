@@ -1,13 +1,13 @@
 """What torch's wrapper trains, ours trains alike, in whatever stage planning is."""
 
 import json
-import subprocess
 import sys
 
 import habits_of_mistakes
 import pytest
 import torch
 import torch.distributed as dist
+from commands import run
 from habits import HABITS
 from habits_of_mistakes import leaves_a_layer_out
 from habits_of_models import batch, network, sgd, take_step
@@ -215,9 +215,7 @@ print(json.dumps(found))
 def test_a_saved_model_needs_nothing_of_ours(tmp_path):
     """Seconds: a fresh interpreter imports torch."""
     saved, _ = on_processes(2, saved_in_every_stage, tmp_path, scratch=tmp_path)
-    loaded = subprocess.run(
-        [sys.executable, "-c", LOADED, *saved], capture_output=True, text=True, check=False
-    )
+    loaded = run(sys.executable, "-c", LOADED, *saved)
     assert loaded.returncode == 0, loaded.stderr
     assert json.loads(loaded.stdout) == saved
     assert len(saved) >= len(STAGES) - 1

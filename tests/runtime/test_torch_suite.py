@@ -1,11 +1,10 @@
 """torch's own tests pass with our class in the place of torch's."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import run
 
 SUITE = Path(__file__).parent / "torch_suite.py"
 
@@ -28,14 +27,8 @@ TESTS = [
 def test_torchs_own_tests(half, tmp_path):
     """Half a minute: every rank of every test imports torch."""
     names = [f"TestOurs.{name}" for name in TESTS[half::2]]
-    done = subprocess.run(
-        [sys.executable, str(SUITE), "-v", *names],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=300,
-        env={**os.environ, "TEMP_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
-    )
+    environment = {"TEMP_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = run(sys.executable, SUITE, "-v", *names, environment=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     summary = done.stderr.strip().splitlines()[-3:]
     assert summary[0].startswith(f"Ran {len(names)} tests")

@@ -1,8 +1,6 @@
 """A process group that nobody else uses, and the thread that sends on it."""
 
-import atexit
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -11,16 +9,11 @@ import torch.distributed as dist
 from gradweave.collectives.topology import Topology
 from gradweave.comm.communicator import Communicator, host_topology
 from gradweave.comm.groups import same_ranks
+from gradweave.comm.letting_go import let_threads_go
 from gradweave.comm.worker import CommunicationThread
 
-# When a message is done, gloo's own threads still have it for a moment, and need Python's lock to
-# let go of it; dropping their group meanwhile would wait for them with that lock.
-LET_GO_S = 0.002
-# The same where a script ends: Python would stop those threads in a way that C++ takes for a crash.
-LET_GO_AT_EXIT_S = 0.02
 ENDED_WITHIN_S = 5.0
-
-atexit.register(time.sleep, LET_GO_AT_EXIT_S)
+LET_GO_WITHIN_S = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -69,5 +62,5 @@ class OwnGroup:
                 return
             self._thread = None
         if self._group is not None:
-            time.sleep(LET_GO_S)
+            let_threads_go(LET_GO_WITHIN_S)
             self._group = None

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import torch.distributed as dist
 from msgspec import Struct
 
+from gradweave.comm.letting_go import let_threads_go
 from gradweave.errors import RequestError
 from gradweave.integrations.stand_in import in_torchs_place, stand_in
 from gradweave.runtime.account import PlanningAccount
@@ -95,9 +96,12 @@ def _as_main(script: Script) -> Iterator[Callable[[], object]]:
         sys.path[0] = str(folder)
 
     def run() -> object:
-        if script.is_module:
-            return runpy.run_module(script.name, run_name="__main__", alter_sys=True)
-        return runpy.run_path(script.name, run_name="__main__")
+        try:
+            if script.is_module:
+                return runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+            return runpy.run_path(script.name, run_name="__main__")
+        finally:
+            let_threads_go()  # before its names go, and its wrappers and groups with them
 
     try:
         yield run
