@@ -334,18 +334,24 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="and write the page's table")
     parser.add_argument("--missing", action="store_true", help="only what is not kept")
     options = parser.parse_args()
-    asked = _asked(options)
-    rows = []
-    with faults() as found:
-        for one in asked:
-            rows.append(found.run(one))
-            print(msgspec.json.encode(rows[-1]).decode(), flush=True)  # noqa: T201
-            if options.keep:
-                keep(ROWS, rows[-1])
-                write_page(kept(ROWS))
+    try:
+        rows = list(_rows(options))
+    except LabError as error:
+        raise SystemExit(str(error)) from None
     problems = [f"{row.asked}: {row.problem}" for row in rows if row.problem]
     print("\n".join([f"{len(rows)} cases, {len(problems)} not as promised", *problems]))  # noqa: T201
     return 1 if problems else 0
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    with faults() as found:
+        for asked in _asked(options):
+            row = found.run(asked)
+            print(msgspec.json.encode(row).decode(), flush=True)  # noqa: T201
+            if options.keep:
+                keep(ROWS, row)
+                write_page(kept(ROWS))
+            yield row
 
 
 def _asked(options: argparse.Namespace) -> list[Asked]:
