@@ -91,9 +91,9 @@ class Soaked(Struct, frozen=True, kw_only=True):
 
     @property
     def problems(self) -> list[str]:
-        found = []
         if len(self.samples) < LEAST_SAMPLES * NODES:
-            found.append("too few samples to tell what grows")
+            return ["too few samples to tell what grows"]
+        found = []
         if any(sample.differs_by for sample in self.samples):
             found.append("weights differ from torch's")
         for rank in range(NODES):
