@@ -299,6 +299,22 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def made_of(rows: Sequence[Row]) -> str:
+    """What the page says of them."""
+    return f"{table(rows)}\n\n{summary(rows)}"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """In a sentence."""
+    bad = sum(row.problem is not None for row in rows)
+    slowest_s = max((row.ended_s or 0.0 for row in rows if not row.went_on), default=0.0)
+    return (
+        f"{len(rows)} cases of {len(every_cell())} were run, of which {bad} did not end as "
+        f"promised; {sum(row.went_on for row in rows)} went on, and the others had ended after "
+        f"{slowest_s:.1f} s at most, with a time-out of {TIMEOUT_S:g} s."
+    )
+
+
 def _cell(row: Row | None) -> str:
     if row is None:
         return "not run"
@@ -322,7 +338,7 @@ def keep(path: Path, row: Row) -> None:
 def write_page(rows: Sequence[Row]) -> None:
     before, rest = PAGE.read_text().split(BEGIN)
     _, after = rest.split(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n{made_of(rows)}\n{END}{after}")
 
 
 def main() -> int:
