@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long test-integrations test-torch test-pure package lint bench report results presets clean
+.PHONY: demo test test-long test-faults soak test-integrations test-torch test-pure package lint bench report results presets clean
 
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
@@ -15,6 +15,17 @@ test: lint
 # What takes long: torch's own tests with our class, all habits of its users, ranks that die.
 test-long: $(INSTALLED)
 	$(BIN)/pytest -m long
+
+# Faults on the lab: each with each wrapper, in one stage. `make test-faults FAULTS="--all --keep"` runs
+# all stages and writes the table of docs/reliability.md.
+test-faults: $(INSTALLED)
+	$(BIN)/python tests/faults/matrix.py $(FAULTS)
+
+# Training while links and ranks change, compared with torch's: `make soak MINUTES=5`, or an hour.
+MINUTES ?= 60
+soak: $(INSTALLED)
+	mkdir -p build
+	$(BIN)/python benchmarks/soak.py build/soak --minutes $(MINUTES)
 
 # The tests that depend on torch, with another version of it, in an environment of its own:
 # `make test-torch VERSION=2.14.1`. Everything else is pinned as ever (docs/torch-versions.md), but for

@@ -65,7 +65,10 @@ def train(options: argparse.Namespace) -> None:
     if last is not None:
         state.load(last)
         first = int(last.name.removeprefix("step-"))
-    print(f"worker {rank} of {world} goes on from step {first}", flush=True)
+    planning = (
+        model.findings().stage
+    )  # settled, where the checkpoint has a recipe for these workers
+    print(f"worker {rank} of {world} goes on from step {first}, planning: {planning}", flush=True)
     images = fashion_mnist_subset(train=True)
     for step in range(first, options.steps):
         if step == options.crash_at and rank == world - 1 and is_first_life():

@@ -40,7 +40,7 @@ LAYERS: list[set[str]] = [
     {"trace"},
     {"costs", "travel"},
     {"compression", "checks", "notebook", "partials"},
-    {"vocabulary"},
+    {"vocabulary", "in_time"},
     {"errors"},
 ]
 WITH_TORCH = {

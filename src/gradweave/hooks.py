@@ -57,7 +57,7 @@ class SparseState:
         own_group.thread()
         self.settings = settings
         # Not the wrapper itself, which has this state: it must die before its process group.
-        self._training = SparseTraining(
+        self._training = training = SparseTraining(
             settings,
             planned_parameters(ddp),
             own_group.group,
@@ -68,6 +68,7 @@ class SparseState:
         self.sender = BucketSender(
             SparseTransport(self._training, own_group),
             rank=ddp.process_group.rank(),
+            step=lambda: training.step,
             writes_unused=ddp.find_unused_parameters,
         )
 

@@ -34,6 +34,8 @@ from torch.utils.hooks import RemovableHandle
 from gradweave.errors import RequestError
 
 LET_GO_WITHIN_S = 1.0
+# Whether a message is over: at first, and when others have let us wait for long.
+POLLED_EVERY_S, POLLED_LATER_EVERY_S = 0.0002, 0.05
 
 # Names that a feature cannot do without, as paths from the module `torch`.
 FOR_OTHER_BUCKETS = (
@@ -401,22 +403,38 @@ def group_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta |
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
-def wait_until_let_go(begin: Callable[[], dist.Work], tensors: Iterable[torch.Tensor]) -> None:
+def wait_until_let_go(
+    begin: Callable[[], dist.Work],
+    tensors: Iterable[torch.Tensor],
+    *,
+    while_waiting: Callable[[], None] | None = None,
+) -> None:
     """Begin a message, and wait until the backend's threads do not hold its tensors any more.
 
     gloo's threads let go of tensors after the message is over, and need Python's lock for it: where
     a script ends meanwhile that is taken for a crash, and where somebody drops the group with that
     lock in hand it never ends.
+
+    ``while_waiting`` is called again and again; what it raises ends the waiting.
     """
     held = [tensor for tensor in tensors if tensor.device.type == "cpu"]
     places = range(len(held))
     before = [sys.getrefcount(held[place]) for place in places]
-    begin().wait()
+    _wait(begin(), while_waiting)
     given_up_s = time.monotonic() + LET_GO_WITHIN_S
     while time.monotonic() < given_up_s and any(
         _is_shared(held[place]) or sys.getrefcount(held[place]) > before[place] for place in places
     ):
         time.sleep(0)
+
+
+def _wait(work: dist.Work, while_waiting: Callable[[], None] | None) -> None:
+    pause_s = POLLED_EVERY_S
+    while while_waiting is not None and not work.is_completed():
+        while_waiting()
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, POLLED_LATER_EVERY_S)
+    work.wait()
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:

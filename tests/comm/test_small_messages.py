@@ -11,7 +11,6 @@ from gradweave.comm.small_messages import (
     gather_long_text,
     gather_text,
     largest,
-    ranks_that_differ,
 )
 from gradweave.torch_internals import wait_until_let_go
 
@@ -24,7 +23,6 @@ def _said(group):
         gather_text(group, text, device=CPU),
         gather_long_text(group, text * 100, device=CPU),
         broadcast_text(group, text, device=CPU),
-        ranks_that_differ(group, text, device=CPU),
         largest(group, [1.0, float(group.rank())], device=CPU),
     ]
 
@@ -36,7 +34,6 @@ def test_what_ranks_say(world, tmp_path):
         texts,
         [text * 100 for text in texts],
         "rank 0",
-        list(range(1, world)),
         [1.0, world - 1.0],
     ]
     assert on_processes(world, _said, scratch=tmp_path) == [expected] * world

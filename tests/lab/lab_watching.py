@@ -30,6 +30,11 @@ class Told:
     def __call__(self, line):
         self._lines.put(line.text)
 
+    def forget(self):
+        """What has been told by now."""
+        while not self._lines.empty():
+            self._lines.get()
+
     def until(self, text, times=1):
         """Wait for ``text``, so many times without another line of its first word between."""
         seen = 0

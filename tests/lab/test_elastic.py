@@ -50,6 +50,16 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(tmp_path, wra
     assert losses(crashed) == losses(undisturbed)
 
 
+@pytest.mark.parametrize("wrapper", ["ddp", "sharded"])
+def test_the_next_life_begins_with_the_plan_that_was_found(tmp_path, wrapper):
+    """Half a minute: planning has to settle before the checkpoint."""
+    asked = ("--steps", "260", "--every", "240", "--crash-at", "250")
+    code, output = run(2, tmp_path, wrapper, *asked, restarts=1)
+    assert code == 0, output[-3000:]
+    assert len(re.findall(r"goes on from step 0, planning: (?!settled)", output)) == 2
+    assert output.count("goes on from step 240, planning: settled") == 2
+
+
 @pytest.mark.parametrize("wrapper", ["sharded", "sparse"])
 def test_fewer_workers_go_on_where_more_have_stopped(tmp_path, wrapper):
     code, stopped = run(3, tmp_path, wrapper, "--crash-at", str(CRASH))

@@ -51,6 +51,35 @@ else:
     peer.close()
 """
 
+# Four connections, so that there is always a backlog; told when something has come.
+FLOOD = """
+import os, socket, threading, time
+def flood(peer):
+    while True:
+        peer.sendall(bytes(2**20))
+def take(peer):
+    while data := peer.recv(2**20):
+        come.append(len(data))
+come = []
+if os.environ["RANK"] == "1":
+    with socket.create_server(("", 5001)) as server:
+        for _ in range(4):
+            threading.Thread(target=take, args=server.accept()[:1]).start()
+    while True:
+        time.sleep(0.02)
+        if come:
+            come.clear()
+            print("something has come", flush=True)
+for _ in range(4):
+    while True:
+        try:
+            peer = socket.create_connection(("10.77.1.1", 5001))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    threading.Thread(target=flood, args=(peer,)).start()
+"""
+
 
 def test_a_cut_node_is_silent_to_others_until_it_is_healed(namespaces, ranks_program):
     """Takes a second or two: silence is heard by waiting."""
@@ -135,6 +164,19 @@ def test_a_changed_rate_is_what_the_kernel_holds(namespaces, ranks_per_node):
         cluster.set_rate(1, "200mbit")
         assert cluster.rates(1) == Rates(2 * 10**8, 2 * 10**8)
         assert cluster.rates(0) == Rates(10**9, 10**9)
+
+
+def test_a_busy_link_that_is_slowed_goes_on(namespaces, ranks_program):
+    """Takes two seconds: each rate is held for a while. What waits is larger than a slow bucket."""
+    told = Told()
+    with Cluster(ClusterSpec(nodes=2, rate="1gbit")) as cluster:
+        cluster.start(ranks_program(FLOOD), on_line=told)
+        for _ in range(3):
+            told.until("something has come", times=10)
+            cluster.set_rate(0, "20mbit")
+            told.forget()
+            told.until("something has come", times=10)
+            cluster.set_rate(0, "1gbit")
 
 
 def test_an_unshaped_node_can_be_slowed_later(namespaces):

@@ -1,6 +1,6 @@
 """What ranks tell each other without waiting: announcements, and turns that all take or none."""
 
-from threading import Timer
+from threading import Event, Timer
 
 import pytest
 from hypothesis import given, settings
@@ -114,6 +114,29 @@ def forgotten(group):
             board.announce(number, "y")
         group.barrier().wait()
     return [board.announced(number) for number in range(3)], board.everyone("topic 0")
+
+
+class Silent:
+    """The store of a rank that is cut off: torch waits for its answers for ever."""
+
+    def check(self, keys):
+        Event().wait()
+
+
+def cut_off(group):
+    board = Noticeboard(group)
+    board._store, board._answered_within_s = Silent(), 0.05
+    said = []
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as caught:
+            board.everyone("topic")
+        said.append(str(caught.value))
+    return said
+
+
+def test_a_store_that_is_silent_is_asked_once():
+    expected = ["no answer within 0.05 s", "the store has not answered before"]
+    assert on_threads(2, cut_off) == [expected] * 2
 
 
 def test_what_all_have_heard_does_not_pile_up():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from sharded_training import BACKWARD_ONLY, MADE, TENSORS, batches, on_ranks, plan, sharded, small
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.utils.checkpoint import checkpoint
 
 from gradweave.errors import CollectiveError, PlanMismatch, RequestError
@@ -34,6 +35,9 @@ def complaints(group, twins):
     ):
         with pytest.raises(RequestError, match="buckets"):
             refused()
+    for joined in (wrapped.join, lambda: Join([wrapped])):
+        with pytest.raises(RequestError, match="ShardedDataParallel has no join"):
+            joined()
     return found
 
 
@@ -43,8 +47,15 @@ def test_what_it_refuses():
             "'Embedding' has sparse gradients, which have no place in a bucket",
             "the model has no parameter that requires a gradient",
             "3 parameters of the model are in no bucket, first '0.bias'",
-            "ranks [1] have other parameters than rank 0",
-            "ranks [1] have other parameters than rank 0",
+            (
+                "ranks wrap differently: parameter 'weight' is (2, 2) with strides (2, 1), "
+                "torch.float32 on rank 0 and (3, 2) with strides (2, 1), torch.float32 on rank 1"
+            ),
+            (
+                "ranks wrap differently: parameter 'weight' is (2, 2, 2, 2) with strides "
+                "(8, 4, 2, 1), torch.float32 on rank 0 and (2, 2, 2, 2) with strides (8, 1, 4, 2), "
+                "torch.float32 on rank 1"
+            ),
             "no reduce-scatter and all-gather by 'mst'",
             "a compiled model may not wait for its parameters",
         ]

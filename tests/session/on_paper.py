@@ -28,7 +28,7 @@ from gradweave.session.commands import (
     Unplannable,
 )
 from gradweave.session.findings import Stage
-from gradweave.session.learning import MessageSample
+from gradweave.session.learning import MESSAGES_PER_PROBE, MessageSample
 from gradweave.session.session import Session
 from gradweave.session.task import AGREEING_STEPS, PlanningTask
 
@@ -57,15 +57,18 @@ class Owner:
     def __init__(self, session, trace, draw):
         self.session, self.trace, self.draw = session, trace, draw
         self.installed, self.commands, self.stages = SimpleBuckets.ORIGINAL, [], []
+        self.steps_at = []  # each of these stages was seen
         self.taken = self.steps = 0
         self.elapsed_s = 0.0
         self.notes_messages = False
+        self.probed_bytes = 0  # at most
         self.visits_s = {}  # by plan, what the steps of its visits took
 
     def run(self, *, stop_after=None):
         command = self.session.begin()
         for number in count(1):
             self.stages.append(self.session.findings.stage)
+            self.steps_at.append(self.steps)
             if command is None:
                 return
             self.commands.append(command)
@@ -106,7 +109,11 @@ class Owner:
                 )
             case Probe():
                 assert self.session.findings.stage is not Stage.SETTLED
-                return Probed(tuple(sample(size) for size in command.sizes_bytes))
+                self.probed_bytes += max(command.within_bytes, sent_surely(command))
+                return Probed(
+                    tuple(sample(size) for size in command.sizes_bytes),
+                    sent_bytes=max(command.within_bytes, sent_surely(command)),
+                )
             case FindCandidates():
                 return Candidates(tuple(self.candidates(command)))
             case TimeSteps():
@@ -152,6 +159,12 @@ class Owner:
             travels=travels_for(self.session.task, command.network, command.compression),
             baseline_lengths=self.baseline_lengths(),
         )
+
+
+def sent_surely(command):
+    """How many bytes a probe sends in any case."""
+    sizes = command.sizes_bytes[: command.surely]
+    return MESSAGES_PER_PROBE * len(command.ways) * sum(sizes)
 
 
 def sample(nbytes):

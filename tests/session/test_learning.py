@@ -126,11 +126,18 @@ def test_nothing_is_known_of_no_messages():
 
 
 def test_only_what_training_does_not_send_is_probed():
-    assert sizes_to_probe([sample(MB, taken_s=1)], "native", is_sparse=False) == PROBED_BYTES
+    def sizes(samples, collective="native", *, is_sparse=False, model_bytes=MB):
+        return sizes_to_probe(samples, collective, is_sparse=is_sparse, model_bytes=model_bytes)
+
+    assert sizes([sample(MB, taken_s=1)]) == PROBED_BYTES
     small = [sample(1500, MB, taken_s=1)]
-    assert sizes_to_probe(small, "native", is_sparse=False) == ()
+    assert sizes(small) == ()
     # What small messages of one collective cost says nothing of another's.
-    assert sizes_to_probe(small, "ring", is_sparse=False) == PROBED_BYTES
+    assert sizes(small, "ring") == PROBED_BYTES
+    # No message is larger than a model.
+    assert sizes(small, "ring", model_bytes=50_000) == (1024, 50_000)
+    assert sizes(small, is_sparse=True, model_bytes=50_000) == (1024, 50_000)
+    assert sizes([], model_bytes=100) == (100,)
     assert 0 < probe_takes_s([sample(MB, taken_s=0.01)], PROBED_BYTES[-1]) < 6 * 0.01
 
 

@@ -5,7 +5,8 @@ from itertools import count, pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from on_paper import Owner, owner, times_s
+from msgspec.structs import replace
+from on_paper import TASKS, Owner, owner, times_s
 
 from gradweave import Link, Network, Recipe
 from gradweave.costs import flat
@@ -24,6 +25,7 @@ from gradweave.session.commands import (
 from gradweave.session.contest import MOST_CHALLENGERS
 from gradweave.session.explain import explanation
 from gradweave.session.findings import Stage
+from gradweave.session.prices import PROBED_STEPS
 from gradweave.session.session import Session
 from gradweave.session.task import PlanningTask
 from gradweave.travel import Travel
@@ -84,6 +86,36 @@ def test_planning_is_short_and_nothing_is_noted_after_it(data, trial_steps):
     assert not driven.notes_messages
     assert driven.steps <= driven.session.task.most_steps
     assert len(driven.session.findings.trials) <= 1 + MOST_CHALLENGERS
+
+
+@given(data=st.data(), trial_steps=st.integers(1, 5))
+def test_planning_again_takes_no_longer_than_planning(data, trial_steps):
+    """Whatever has become of the network meanwhile."""
+    task = PlanningTask(
+        workers=4, baseline_caps_bytes=(1, 10**9), trial_steps=trial_steps, replan_when=0.02
+    )
+    driven = owner(data, task)
+    driven.run(stop_after=2 * MOST_COMMANDS)
+    seen = list(zip(driven.stages, driven.steps_at, strict=False))
+    began = 0
+    for (before, _), (after, steps) in pairwise([(Stage.SETTLED, 0), *seen]):
+        if before is Stage.SETTLED and after is not Stage.SETTLED:
+            began = steps
+        if before is not Stage.SETTLED and after is Stage.SETTLED:
+            assert steps - began <= task.most_steps
+
+
+@given(data=st.data(), rivals=st.sampled_from([(), ("ring",), ("ring", "blueconnect:auto")]))
+def test_messages_beside_training_have_the_bytes_of_a_few_steps(data, rivals):
+    """However small the model, and whatever it is compared with; each time that it is planned."""
+    task = replace(data.draw(TASKS), replan_when=None)
+    if task.compression_at is None:
+        task = replace(task, rivals=rivals)
+    driven = owner(data, task)
+    driven.elapsed_s = data.draw(st.sampled_from([0.0, 1e3]))
+    driven.run()
+    model_bytes = sum(tensor.nbytes for tensor in driven.trace.tensors)
+    assert driven.probed_bytes <= PROBED_STEPS * model_bytes
 
 
 @given(data=st.data())

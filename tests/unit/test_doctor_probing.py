@@ -9,7 +9,7 @@ from checkups import LOOPBACK, ThreadStore, interface, rank_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradweave.doctor import in_time, probe
+from gradweave.doctor import probe, store_in_time
 from gradweave.doctor.checkup import Interface
 from gradweave.doctor.meeting import Lost, Meeting, assemble
 from gradweave.doctor.probe import TOKEN_BYTES, Line, Listener, Sent, Unanswered, read_alone
@@ -17,6 +17,7 @@ from gradweave.doctor.rounds import matchings, rounds_alone, rounds_together
 from gradweave.doctor.slowness import doubtful_pairs
 from gradweave.doctor.surroundings import gloo_choice
 from gradweave.doctor.survey import Survey, survey
+from gradweave.in_time import in_time
 
 TOKEN = b"t" * TOKEN_BYTES
 
@@ -178,9 +179,9 @@ class StuckStore(ThreadStore):
 
 
 def test_a_store_that_does_not_answer_is_left_behind(monkeypatch):
-    monkeypatch.setattr(in_time, "GRACE_S", 0.01)
+    monkeypatch.setattr(store_in_time, "GRACE_S", 0.01)
     stuck = StuckStore()
-    store = in_time.StoreInTime(stuck, timeout_s=0.01)
+    store = store_in_time.StoreInTime(stuck, timeout_s=0.01)
     with pytest.raises(RuntimeError, match="no answer within"):
         store.wait(["key"], timedelta(seconds=0.01))
     with pytest.raises(RuntimeError, match="has not answered before"):
@@ -190,8 +191,8 @@ def test_a_store_that_does_not_answer_is_left_behind(monkeypatch):
 
 def test_what_a_call_raises_in_time_is_raised():
     with pytest.raises(ZeroDivisionError):
-        in_time.in_time(lambda: 1 // 0, limit_s=20.0)
-    store = in_time.StoreInTime(ThreadStore(), timeout_s=20.0)
+        in_time(lambda: 1 // 0, limit_s=20.0)
+    store = store_in_time.StoreInTime(ThreadStore(), timeout_s=20.0)
     assert assemble(store, rank=0, world_size=1, timeout_s=20.0) == [0]
 
 

@@ -22,11 +22,12 @@ from gradweave.bench.checkup import CheckupAnswer, CheckupQuestion, place_in
 from gradweave.bench.jobs import answer, asked
 from gradweave.comm import Communicator
 from gradweave.doctor.checkup import AllReduce, Checkup, RankFacts
-from gradweave.doctor.in_time import StoreInTime, in_time
 from gradweave.doctor.meeting import Lost, Meeting, assemble
+from gradweave.doctor.store_in_time import StoreInTime
 from gradweave.doctor.surroundings import rank_facts
 from gradweave.doctor.survey import Survey, survey
 from gradweave.errors import CollectiveError, RequestError
+from gradweave.in_time import in_time
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.collectives import bus_factor, time_collectives
 from gradweave.torch_internals import unlisted_gloo_group

@@ -9,17 +9,30 @@ import torch.distributed as dist
 
 from gradweave.collectives.topology import Topology, topology_of
 from gradweave.comm.small_messages import gather_text, group_device
+from gradweave.errors import CollectiveError
 
 
 @contextmanager
 def default_group() -> Iterator[dist.ProcessGroup]:
     """The group that the environment describes, as torchrun sets it; one thread for each rank."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    try:
+        dist.init_process_group("gloo")
+    except (RuntimeError, ValueError) as error:  # of torch's store, or a variable is missing
+        raise CollectiveError(_why_nobody_met(error)) from None
     group = dist.group.WORLD
     assert group is not None
     yield group
     dist.destroy_process_group()  # not after a failure: peers may be in a collective
+
+
+def _why_nobody_met(error: Exception) -> str:
+    """In one line: torch's has the whole stack behind it."""
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    if "EADDRINUSE" in str(error):
+        return f"{where} is in use by another program; give torchrun another --master-port"
+    said = str(error).strip().partition("\n")[0]
+    return f"ranks have not met at {where}: {said}; `gradweave doctor` says what is in the way"
 
 
 def node_numbers(group: dist.ProcessGroup) -> list[int]:

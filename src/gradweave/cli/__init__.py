@@ -1,5 +1,6 @@
 """``gradweave VERB …``: each verb parses, calls the library, and prints."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -18,9 +19,11 @@ from gradweave.cli import (
     run,
     simulate,
 )
+from gradweave.cli.endings import ending_in_order
 from gradweave.cli.parser import Parser
 from gradweave.cli.streams import flush_output, make_writable
 from gradweave.errors import GradweaveError
+from gradweave.lab.run import INTERRUPTED
 from gradweave.vocabulary import printable
 
 ABOUT = """\
@@ -54,6 +57,9 @@ VERBS = {
     "report": report,
 }
 
+# What they do when they are interrupted is the business of the script that they run.
+SCRIPTS_OWN = {"run"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when done, 2 for a user's mistake; a verb that runs a command returns that command's."""
@@ -62,9 +68,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     parser.refuse_unknown(given)
     options = parser.parse_args(given)
+    if options.verb in SCRIPTS_OWN:
+        return _result(options)
+    try:
+        with ending_in_order():
+            return _result(options)
+    except KeyboardInterrupt:
+        print(f"gradweave {options.verb}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _result(options: argparse.Namespace) -> int:
     try:
         try:
-            exit_code = VERBS[options.verb].run(options) or 0
+            exit_code = int(VERBS[options.verb].run(options) or 0)
         finally:
             flush_output()
     except BrokenPipeError:  # `head`, for one, has seen enough, and that is no failure

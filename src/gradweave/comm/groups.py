@@ -11,7 +11,7 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from gradweave.comm.small_messages import group_device
 from gradweave.errors import RequestError
@@ -53,6 +53,17 @@ def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
         return _unlisted(group, f"gradweave part {ranks}", ranks)
 
     return make
+
+
+def cloned_store(group: dist.ProcessGroup) -> Store | None:
+    """The group's store by a connection of its own: the user's may be waiting for something.
+
+    None where it has none that others can use beside it.
+    """
+    try:
+        return group.get_group_store().clone()  # type: ignore[attr-defined,no-any-return]
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
 
 
 def _listed(group: dist.ProcessGroup, ranks: list[int], backend: str | None) -> dist.ProcessGroup:

@@ -1,8 +1,7 @@
 """Small things that all ranks of a group must know alike. Nothing is pickled."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from hashlib import sha256
 
 import torch
 import torch.distributed as dist
@@ -13,14 +12,27 @@ from gradweave.torch_internals import wait_until_let_go
 TEXT_BYTES = 256
 
 
-def gather_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[str]:
-    """What every rank says, cut to ``TEXT_BYTES``."""
+def gather_text(
+    group: dist.ProcessGroup,
+    text: str,
+    *,
+    device: torch.device,
+    while_waiting: Callable[[], None] | None = None,
+) -> list[str]:
+    """What every rank says, cut to ``TEXT_BYTES``.
+
+    ``while_waiting`` is called again and again; what it raises ends waiting for others.
+    """
     mine = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
     encoded = text.encode()[:TEXT_BYTES]
     mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
     everyone = [torch.empty_like(mine, device=device) for _ in range(group.size())]
     mine = mine.to(device)
-    wait_until_let_go(lambda: group.allgather([everyone], [mine]), [*everyone, mine])
+    wait_until_let_go(
+        lambda: group.allgather([everyone], [mine]),
+        [*everyone, mine],
+        while_waiting=while_waiting,
+    )
     return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in everyone]
 
 
@@ -46,12 +58,6 @@ def gather_long_text(group: dist.ProcessGroup, text: str, *, device: torch.devic
     mine = mine.to(device)
     wait_until_let_go(lambda: group.allgather([everyone], [mine]), [*everyone, mine])
     return [bytes(one.tolist()).rstrip(b"\0").decode() for one in everyone]
-
-
-def ranks_that_differ(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[int]:
-    """The ranks whose text is not rank 0's, by its hash."""
-    everyone = gather_text(group, sha256(text.encode()).hexdigest(), device=device)
-    return [rank for rank, digest in enumerate(everyone) if digest != everyone[0]]
 
 
 def largest(group: dist.ProcessGroup, values: list[float], *, device: torch.device) -> list[float]:

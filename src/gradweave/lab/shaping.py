@@ -11,7 +11,8 @@ from gradweave.errors import LabError
 
 MAX_SEGMENT_BYTES = 65536  # what TCP hands to an interface at once, at most
 FRAME_BYTES = 1514
-_NETEM, _TBF = "1:", "2:"
+_NETEM = "1:"
+_TBF, _OTHER_TBF = "2:", "3:"
 
 
 class TokenBucket(Struct, frozen=True, kw_only=True):
@@ -45,12 +46,27 @@ def shape(ipr: IPRoute, index: int, bucket: TokenBucket | None, *, delay_s: floa
             "replace",
             "tbf",
             index=index,
-            handle=_TBF,
+            handle=_bucket_handle(ipr, index, bucket),
             **({"parent": "1:1"} if delay_s else {}),
             rate=bucket.bits_per_s // 8,
             burst=bucket.burst_bytes,
             limit=bucket.limit_bytes,
         )
+
+
+def _bucket_handle(ipr: IPRoute, index: int, bucket: TokenBucket) -> str:
+    """That of the bucket which is there, so that its queue stays, or another one's.
+
+    What waits may be as large as the present bucket lets pass at once. In a smaller one the kernel
+    would wait for ever to have tokens for it, with everything behind it: so that one begins with an
+    empty queue, and TCP sends again what was in the old one.
+    """
+    present = _present_bucket(ipr, index)
+    if present is None:
+        return _TBF
+    is_smaller = bucket.burst_bytes < token_bucket(_bits_per_s(present)).burst_bytes
+    has_first = present["handle"] == int(_TBF[:-1]) << 16
+    return _OTHER_TBF if has_first == is_smaller else _TBF
 
 
 def _delay(ipr: IPRoute, index: int, bucket: TokenBucket | None, *, delay_s: float) -> None:
@@ -76,8 +92,15 @@ def _delay(ipr: IPRoute, index: int, bucket: TokenBucket | None, *, delay_s: flo
 
 def shaped_bits_per_s(ipr: IPRoute, index: int) -> int | None:
     """The rate that the kernel holds this interface to."""
-    for qdisc in ipr.get_qdiscs(index=index):
-        if qdisc.get_attr("TCA_KIND") == "tbf":
-            options: Any = qdisc.get_attr("TCA_OPTIONS")
-            return int(options.get_attr("TCA_TBF_PARMS")["rate"]) * 8
-    return None
+    present = _present_bucket(ipr, index)
+    return None if present is None else _bits_per_s(present)
+
+
+def _present_bucket(ipr: IPRoute, index: int) -> Any:
+    """What the kernel says of the interface's bucket, if it has one."""
+    found = (one for one in ipr.get_qdiscs(index=index) if one.get_attr("TCA_KIND") == "tbf")
+    return next(found, None)
+
+
+def _bits_per_s(qdisc: Any) -> int:
+    return int(qdisc.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]) * 8

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
 from torch.distributed.algorithms.join import JoinHook
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave.comm.own_group import OwnGroup
@@ -39,7 +40,6 @@ from gradweave.runtime.options import (
     first_collective,
     is_whole,
     needs_own_group,
-    require_same_options,
     rival_collectives,
     why_unplannable,
 )
@@ -67,6 +67,14 @@ from gradweave.runtime.precision import (
     sparse_settings,
 )
 from gradweave.runtime.reducer_engine import ReducerEngine
+from gradweave.runtime.same_wrapping import (
+    WRAPPER,
+    SameWrapping,
+    given_said,
+    options_said,
+    plan_said,
+    torch_options_said,
+)
 from gradweave.runtime.step_clock import LastGradient, StepClock
 from gradweave.runtime.tensors import batch_size
 from gradweave.runtime.transports import SettlingJoinHook, Transports
@@ -143,29 +151,42 @@ class DistributedDataParallel(Planned, TorchDDP):
         make_group: Callable[[], dist.ProcessGroup] | None = None,
         **torch_options: Any,
     ) -> None:
-        options = Options(
-            planner=planner,
-            collective=collective,
-            compression=None if compression is None else settings_of(compression),
-            precision=precision,
-            record_steps=record_steps,
-            trial_steps=trial_steps,
-            replan_when=replan_when,
-            timeline=timeline,
-            cache=cache,
-        )
-        sparse = sparse_settings(options)
-        options = replace(options, compression=sparse)
         torch_options |= _named(torch_arguments)
-        check_caps(torch_options)
-        if sparse is not None:
-            skips = torch_options.get("skip_all_reduce_unused_params", False)
-            check_compressible(module, skips_unused=skips)
-        if is_whole(sparse):
-            check_whole_model(plan)
-        super().__init__(module, **torch_options)
+        group = _asked_group(torch_options)
+        wrapping = SameWrapping(group)
+        with wrapping.refusals_told():
+            options = Options(
+                planner=planner,
+                collective=collective,
+                compression=None if compression is None else settings_of(compression),
+                precision=precision,
+                record_steps=record_steps,
+                trial_steps=trial_steps,
+                replan_when=replan_when,
+                timeline=timeline,
+                cache=cache,
+            )
+            sparse = sparse_settings(options)
+            options = replace(options, compression=sparse)
+            check_caps(torch_options)
+            if sparse is not None:
+                skips = torch_options.get("skip_all_reduce_unused_params", False)
+                check_compressible(module, skips_unused=skips)
+            if is_whole(sparse):
+                check_whole_model(plan)
+            given = _given(plan, module, group, options)
         # First: whoever comes to anything else with other options waits for others, or alone.
-        require_same_options(options, self.process_group, is_planned=plan is not None)
+        wrapping.require_same(
+            {
+                WRAPPER: "DistributedDataParallel",
+                "plan": plan_said(plan, given),
+                **options_said(options),
+                "grad_scaler": given_said(grad_scaler),
+                "make_group": given_said(make_group),
+                **torch_options_said(torch_options),
+            }
+        )
+        super().__init__(module, **torch_options)
         self._options = options
         self._planned = planned_parameters(self)
         check_roundable(options, module, self._planned, torch_options)
@@ -177,11 +198,12 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._recorder = SpanRecorder({p: name for name, p in self._planned.items()})
         self._numbers = LiveNumbers(self._clock, self._recorder)
         self._why_unplanned = self._why_not(torch_options)
-        given: Plan | Recipe | None = None
         self._plan_cache = None
-        if self._why_unplanned is None and plan is not None:
-            given = self._given(plan)
-        elif self._why_unplanned is None and not is_whole(sparse):
+        if self._why_unplanned is not None:
+            given = None
+        elif (made := plan_in(given)) is not None:
+            require_fit(made, self._planned)
+        elif plan is None and not is_whole(sparse):
             self._plan_cache = self._open_cache()
         if self._plan_cache is not None:
             given = self._plan_cache.recalled(self.process_group)
@@ -225,6 +247,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             group,
             options=options,
             own_group=messages or probing,
+            step=lambda: clock.begun,
             recorder=self._recorder,
             sparse=self._sparse,
             names={parameter: name for name, parameter in self._planned.items()},
@@ -301,19 +324,6 @@ class DistributedDataParallel(Planned, TorchDDP):
         if why is not None and self.process_group.size() > 1:
             logger.warning("keeping %s: %s", self._baseline, why)
         return why
-
-    def _given(self, source: PlanSource | None) -> Plan | Recipe | None:
-        given = given_plan(
-            source,
-            workers=self.process_group.size(),
-            device=self.device,
-            options=self._options,
-        )
-        plan = plan_in(given)
-        if plan is not None:
-            _check_passes(plan)
-            require_fit(plan, self._planned, self.process_group)
-        return given
 
     def _open_cache(self) -> PlanCache | None:
         return open_cache(
@@ -599,6 +609,33 @@ def _close(
     for own_group in (messages, probing):
         if own_group is not None:
             own_group.close()
+
+
+def _asked_group(torch_options: Mapping[str, Any]) -> dist.ProcessGroup | None:
+    """The group that torch's wrapper will have; None where torch will refuse what it is given."""
+    group, mesh = torch_options.get("process_group"), torch_options.get("device_mesh")
+    if group is None and isinstance(mesh, DeviceMesh):
+        group = mesh.get_group(0)
+    elif group is None and dist.is_initialized():
+        group = dist.group.WORLD
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _given(
+    source: PlanSource | None,
+    module: nn.Module,
+    group: dist.ProcessGroup | None,
+    options: Options,
+) -> Plan | Recipe | None:
+    """What the user gives; one worker sends no messages, whatever its plan."""
+    if source is None or group is None or group.size() == 1:
+        return None
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    given = given_plan(source, workers=group.size(), device=device, options=options)
+    plan = plan_in(given)
+    if plan is not None:
+        _check_passes(plan)
+    return given
 
 
 def _check_passes(plan: Plan) -> None:

@@ -8,7 +8,7 @@ rank says what it has found, rank 0 puts that together and announces it before i
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
 import msgspec
@@ -187,9 +187,10 @@ class Driver:
         self._has_announced = True
 
     def _agreed(self, parts: list[Part]) -> Reply:
-        for rank, part in enumerate(parts):
-            if isinstance(part, Failed):
-                return part if rank == 0 else Failed(f"{part.why} (rank {rank})")
+        failed = [(rank, part) for rank, part in enumerate(parts) if isinstance(part, Failed)]
+        if failed:
+            rank, part = min(failed, key=lambda one: one[1].may_come_of_others)
+            return part if rank == 0 else Failed(f"{part.why} (rank {rank})")
         assert self._activity is not None
         try:
             return self._activity.agreed(parts)
@@ -248,11 +249,13 @@ class Driver:
         self._activity = self._begun(command)
 
     def _begun(self, command: Command) -> Activity:
-        if self._why_failed is not None:
-            return Broken(RequestError(self._why_failed))
         try:
+            if self._why_failed is not None:
+                raise RequestError(self._why_failed)  # noqa: TRY301 as any other failure
             return self._activity_for(command)
         except Exception as error:  # noqa: BLE001 training goes on, and the session is told
+            with suppress(RuntimeError, OSError):  # of the store: saying so will fail as well
+                self._instruments.refuse(command)
             return Broken(error)
 
     def _activity_for(self, command: Command) -> Activity:

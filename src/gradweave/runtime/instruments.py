@@ -7,13 +7,20 @@ import torch
 from torch import nn
 
 from gradweave.comm.own_group import OwnGroup
+from gradweave.comm.small_messages import gather_text, group_device
 from gradweave.costs.sparse import BYTES_PER_ELEMENT
 from gradweave.errors import RequestError
 from gradweave.runtime.activity import Activity
-from gradweave.runtime.noticeboard import Noticeboard
+from gradweave.runtime.noticeboard import Noticeboard, Turns
 from gradweave.runtime.probing import Probing
 from gradweave.runtime.survey import Survey
-from gradweave.session.commands import CompressionPrice, Failed, PriceCompression, Probe
+from gradweave.session.commands import (
+    Command,
+    CompressionPrice,
+    Failed,
+    PriceCompression,
+    Probe,
+)
 from gradweave.sparse.timing import exchange_cost, selection_s_per_element
 from gradweave.sparse.training import SparseTraining
 
@@ -64,9 +71,18 @@ class Instruments:
         )
 
     def probing(self, command: Probe) -> Probing:
+        made = Probing(command, self._own_groups, self._turns_of_next_probe())
         self._probes += 1
-        turns = self._board.turns(f"probe {self._probes}")
-        return Probing(command, self._own_groups, turns)
+        return made
+
+    def refuse(self, command: Command) -> None:
+        """Carry out nothing of it, and let nobody wait for this rank."""
+        if isinstance(command, Probe):
+            self._turns_of_next_probe().refuse()
+            self._probes += 1
+
+    def _turns_of_next_probe(self) -> Turns:
+        return self._board.turns(f"probe {self._probes + 1}")
 
     def pricing(self, command: PriceCompression) -> "Pricing":
         assert self._sparse is not None
@@ -99,23 +115,31 @@ class Pricing(Activity):
         sending.thread().submit_task(self._run, torch.empty(0))
 
     def _run(self) -> None:
-        density = self._compression.density
         try:
-            self._found = CompressionPrice(
-                selection_s_per_element(
-                    sum(parameter.numel() for parameter in self._parameters.values()),
-                    like=next(iter(self._parameters.values())),
-                    density=density,
-                    settings=self._sparse.settings,
-                ),
-                exchange_cost(
-                    self._sparse.sparsifier.exchanger,
-                    exchange=self._sparse.settings.exchange,
-                    density=density,
-                ),
-            )
+            self._found = self._price()
         except Exception as error:  # noqa: BLE001 messages go on, and the session is told
             self._found = Failed(f"pricing compression failed: {error}")
+
+    def _price(self) -> CompressionPrice:
+        density, settings = self._compression.density, self._sparse.settings
+        numel = sum(parameter.numel() for parameter in self._parameters.values())
+        like = next(iter(self._parameters.values()))
+        why, selection_s = "", 0.0
+        try:
+            selection_s = selection_s_per_element(
+                numel, like=like, density=density, settings=settings
+            )
+        except Exception as error:  # noqa: BLE001 others are told first, who would wait for it
+            why = str(error) or type(error).__name__
+        exchanger = self._sparse.sparsifier.exchanger
+        group = exchanger.group
+        for rank, said in enumerate(gather_text(group, why, device=group_device(group))):
+            if said:
+                raise RequestError(f"{said} (rank {rank})")
+        exchange = exchange_cost(
+            exchanger, exchange=settings.exchange, density=density, numel=numel
+        )
+        return CompressionPrice(selection_s, exchange)
 
     def part(self) -> CompressionPrice | Failed | None:
         return self._found

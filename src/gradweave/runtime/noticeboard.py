@@ -7,14 +7,22 @@ announcement when it is needed.
 """
 
 import secrets
+from collections.abc import Callable
 from enum import Enum
 from threading import Event
 from time import monotonic, sleep
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.constants import default_pg_timeout
 
+from gradweave.comm.groups import cloned_store
 from gradweave.comm.small_messages import broadcast_text, group_device
+from gradweave.in_time import in_time
+from gradweave.torch_internals import group_timeout
+
+Answer = TypeVar("Answer")
 
 # At first, and when others have let us wait for long.
 POLLED_EVERY_S, POLLED_LATER_EVERY_S, PATIENCE = 0.001, 0.02, 1.1
@@ -28,64 +36,84 @@ class Noticeboard:
     """Texts of all ranks by topic, and announcements of rank 0 by the pass they hold after.
 
     Make it on every rank: rank 0 chooses where in the store it is, for keys of a job that was
-    restarted may still be there.
+    restarted may still be there. A store that does not answer within the group's time-out raises
+    RuntimeError: torch's own calls would wait for ever where this rank is cut off.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank, self.ranks = group.rank(), group.size()
         place = broadcast_text(group, secrets.token_hex(8), device=group_device(group))
-        store = _cloned_store(group)
+        store = cloned_store(group)
         assert store is not None, "who asks `can_be_made` first has one"
         self._store = PrefixStore(f"gradweave/{place}", store)
         self._announced_last: str | None = None
+        timeout = group_timeout(group, group_device(group)) or default_pg_timeout
+        self._answered_within_s = timeout.total_seconds()
+        self._is_silent = False
 
     @staticmethod
     def can_be_made(group: dist.ProcessGroup) -> bool:
         """Not every kind of group has a store that others can use beside it."""
-        return _cloned_store(group) is not None
+        return cloned_store(group) is not None
 
     def say(self, topic: str, text: str) -> None:
         """What this rank has to say; of what it has said on the same topic, the last stays."""
-        self._store.set(f"{topic}/{self.rank}", text)
+        self._asked(lambda: self._store.set(f"{topic}/{self.rank}", text))
 
     def everyone(self, topic: str) -> list[str] | None:
         """What all ranks have said; None while some have not."""
         keys = [f"{topic}/{rank}" for rank in range(self.ranks)]
-        if not self._store.check(keys):
-            return None
-        return [value.decode() for value in self._store.multi_get(keys)]
+
+        def read() -> list[str] | None:
+            if not self._store.check(keys):
+                return None
+            return [value.decode() for value in self._store.multi_get(keys)]
+
+        return self._asked(read)
 
     def forget(self, topic: str) -> None:
         """Rank 0, who alone reads what all have said."""
-        for rank in range(self.ranks):
-            self._store.delete_key(f"{topic}/{rank}")
+
+        def delete() -> None:
+            for rank in range(self.ranks):
+                self._store.delete_key(f"{topic}/{rank}")
+
+        self._asked(delete)
 
     def announce(self, after_pass: int, text: str) -> None:
         """Rank 0, before its part of that pass. All have heard what was announced before."""
-        if self._announced_last is not None:
-            self._store.delete_key(self._announced_last)
-        self._announced_last = key = f"after pass {after_pass}"
-        self._store.set(key, text)
-        self._store.check([key])  # answered in order: the store has it before anybody can ask
+        last, key = self._announced_last, f"after pass {after_pass}"
+
+        def write() -> None:
+            if last is not None:
+                self._store.delete_key(last)
+            self._store.set(key, text)
+            self._store.check([key])  # answered in order: the store has it before anybody can ask
+
+        self._asked(write)
+        self._announced_last = key
 
     def announced(self, after_pass: int) -> str | None:
         """Every rank, when so many passes are over."""
         key = f"after pass {after_pass}"
-        if not self._store.check([key]):
-            return None
-        return self._store.get(key).decode()
+
+        def read() -> str | None:
+            return self._store.get(key).decode() if self._store.check([key]) else None
+
+        return self._asked(read)
+
+    def _asked(self, call: Callable[[], Answer]) -> Answer:
+        if self._is_silent:
+            raise RuntimeError("the store has not answered before")
+        try:
+            return in_time(call, limit_s=self._answered_within_s)
+        except TimeoutError as error:
+            self._is_silent = True
+            raise RuntimeError(str(error)) from None
 
     def turns(self, name: str) -> "Turns":
         """Make it on every rank, with the same name."""
         return Turns(self._store, name, rank=self.rank, ranks=self.ranks)
-
-
-def _cloned_store(group: dist.ProcessGroup) -> Store | None:
-    """A connection of its own: the user's may be waiting for something."""
-    try:
-        return group.get_group_store().clone()  # type: ignore[attr-defined,no-any-return]
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return None
 
 
 class Ended(Exception):
@@ -114,6 +142,12 @@ class Turns:
     @property
     def has_ended(self) -> bool:
         return self._ending.is_set()
+
+    def refuse(self) -> None:
+        """This rank takes no turn any more, and has nobody who could: nobody else takes one."""
+        self._ending.set()
+        for key in (self._arrived_key, self._go_key) if self._rank == 0 else (self._arrived_key,):
+            self._store.add(key, STOP)
 
     def take(self) -> None:
         """Return on all ranks, or raise Ended on all of them."""

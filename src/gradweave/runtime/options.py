@@ -1,16 +1,15 @@
 """What a user may ask of the runtime, checked before anything is built."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
-import torch.distributed as dist
 from msgspec import Struct
 from torch import nn
 
 from gradweave import collectives
 from gradweave.collectives.topology import Topology
-from gradweave.comm.small_messages import gather_text, group_device
 from gradweave.compression import (
     EXACT,
     ROUNDED,
@@ -70,11 +69,9 @@ class Options(Struct, frozen=True, kw_only=True):
     cache: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         find_planner(self.planner)
         _check_overlap(self.planner, overlap=parse_spec(self.planner).name not in WITHOUT_OVERLAP)
-        for name in ("record_steps", "trial_steps"):
-            if not isinstance(getattr(self, name), int):
-                raise RequestError(f"{name} must be a whole number, got {getattr(self, name)!r}")
         if self.collective != AUTO:
             _check_collective(self.collective, [AUTO])
         self._check_precision()
@@ -85,6 +82,21 @@ class Options(Struct, frozen=True, kw_only=True):
             raise RequestError(f"replan_when must be positive, got {self.replan_when}")
         if self.cache is not None and not isinstance(self.cache, str | os.PathLike):
             raise RequestError(f"cache must be a folder, or empty for none, got {self.cache!r}")
+
+    def _check_kinds(self) -> None:
+        """What is compared or looked up below is what it should be; the message names the field."""
+        of_kind: dict[str, tuple[tuple[type, ...], str]] = {
+            "planner": ((str,), "the name of a planner"),
+            "collective": ((str,), "the name of a collective"),
+            "precision": ((str,), "the name of a precision"),
+            "record_steps": ((int,), "a whole number"),
+            "trial_steps": ((int,), "a whole number"),
+            "replan_when": ((Real, type(None)), "a number, or None"),
+        }
+        for name, (kinds, what) in of_kind.items():
+            found = getattr(self, name)
+            if not isinstance(found, kinds):
+                raise RequestError(f"{name} must be {what}, got {found!r}")
 
     def _check_precision(self) -> None:
         check_precision(self.precision)
@@ -109,14 +121,21 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def check_caps(torch_options: Mapping[str, Any]) -> None:
-    """torch takes caps that make no sense without a word."""
+    """torch takes caps that make no sense without a word, or fails without naming them."""
     caps = torch_options.get("bucket_cap_mb_list")
-    if caps is not None and not caps:
+    if isinstance(caps, str) or not isinstance(caps, Iterable | None):
+        raise RequestError(f"bucket_cap_mb_list must be a list of numbers of MiB, got {caps!r}")
+    listed = [] if caps is None else list(caps)
+    if caps is not None and not listed:
         raise RequestError("bucket_cap_mb_list must not be empty; leave it out for torch's default")
     one = torch_options.get("bucket_cap_mb")
-    for cap in [*(caps or ()), *([] if one is None else [one])]:
-        if not 0 < cap < float("inf"):
-            raise RequestError(f"bucket caps must be positive numbers of MiB, got {cap}")
+    given = {"bucket_cap_mb_list": listed, "bucket_cap_mb": [] if one is None else [one]}
+    for name, of_name in given.items():
+        for cap in of_name:
+            if not isinstance(cap, Real) or not 0 < float(cap) < float("inf"):
+                raise RequestError(
+                    f"{name}: bucket caps must be positive numbers of MiB, got {cap!r}"
+                )
 
 
 def is_whole(compression: Sparse | None) -> bool:
@@ -150,22 +169,6 @@ def rival_collectives(options: Options, topology: Topology) -> tuple[str, ...]:
 
 def is_tiered(topology: Topology) -> bool:
     return len(topology.factors) > 1
-
-
-def require_same_options(options: Options, group: dist.ProcessGroup, *, is_planned: bool) -> None:
-    """Raise on all ranks where some would send or wait for other messages than others."""
-    said = f"precision={options.precision!r}, collective={options.collective!r}"
-    if options.compression is not None:
-        kind = type(options.compression).__name__
-        said += f", compression={kind}(whole_model={options.compression.whole_model}, …)"
-    said += f", timeline={options.timeline}, {'a' if is_planned else 'no'} plan"
-    everyone = gather_text(group, said, device=group_device(group))
-    for rank, text in enumerate(everyone):
-        if text != everyone[0]:
-            raise RequestError(
-                f"rank 0 has {everyone[0]}; rank {rank} has {text}; wrap the model alike on every "
-                "rank"
-            )
 
 
 def check_whole_model(plan: object) -> None:

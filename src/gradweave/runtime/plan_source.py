@@ -5,13 +5,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import torch
-import torch.distributed as dist
 
 from gradweave import files
-from gradweave.comm.small_messages import group_device, ranks_that_differ
-from gradweave.errors import PlanMismatch, RequestError
+from gradweave.errors import RequestError
 from gradweave.plan import Plan
 from gradweave.recipe import Recipe
 from gradweave.runtime.options import Options, check_plan
@@ -48,16 +45,9 @@ def plan_in(given: Plan | Recipe | None) -> Plan | None:
     return given.plan if isinstance(given, Recipe) else given
 
 
-def require_fit(
-    plan: Plan, parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup
-) -> None:
-    """Raise PlanMismatch unless it is for this model, and the same on all ranks."""
+def require_fit(plan: Plan, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise PlanMismatch unless it is for this model."""
     plan.check_fits({name: parameter.numel() for name, parameter in parameters.items()})
-    text = msgspec.json.encode(plan).decode()
-    if different := ranks_that_differ(group, text, device=group_device(group)):
-        raise PlanMismatch(
-            f"ranks {different} have another plan than rank 0; give all ranks the same plan"
-        )
 
 
 def _read(path: str | os.PathLike[str]) -> Plan | Recipe:

@@ -2,7 +2,8 @@
 
 import atexit
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from threading import Event, Thread, current_thread
 
@@ -13,12 +14,13 @@ from gradweave.comm import Communicator
 from gradweave.comm.lanes import Lanes
 from gradweave.comm.own_group import OwnGroup
 from gradweave.comm.small_messages import group_device, largest
+from gradweave.errors import CollectiveError
 from gradweave.measure.network import send_in_turn
 from gradweave.planning import OPERATIONS
 from gradweave.runtime.activity import Activity
 from gradweave.runtime.noticeboard import Ended, Turns
 from gradweave.session.commands import Failed, Probe, Probed
-from gradweave.session.learning import STREAMED, MessageSample
+from gradweave.session.learning import MESSAGES_PER_PROBE, STREAMED, MessageSample
 from gradweave.torch_internals import named_range
 from gradweave.vocabulary import Way
 
@@ -33,6 +35,7 @@ class RankProbe(Struct, frozen=True, kw_only=True, tag=True):
 
     samples: tuple[MessageSample, ...]
     taken_s: float = 0.0
+    sent_bytes: int = 0
 
 
 class Probing(Activity):
@@ -46,7 +49,7 @@ class Probing(Activity):
 
     def __init__(self, command: Probe, own_groups: Sequence[OwnGroup], turns: Turns) -> None:
         self._command, self._own_groups, self._turns = command, own_groups, turns
-        self._spent_s = 0.0  # on the slowest rank
+        self._spent_s, self._sent_bytes = 0.0, 0  # the time on the slowest rank
         self._found: RankProbe | Failed | None = None
         self._forward_began = Event()
         self._thread = Thread(target=self._run, name="gradweave probing", daemon=True)
@@ -61,7 +64,7 @@ class Probing(Activity):
         return self._found
 
     def agreed(self, parts: Sequence[RankProbe]) -> Probed:
-        return Probed(parts[0].samples, parts[0].taken_s)
+        return Probed(parts[0].samples, parts[0].taken_s, parts[0].sent_bytes)
 
     def close(self) -> None:
         """End it, done or not."""
@@ -74,17 +77,25 @@ class Probing(Activity):
     def _run(self) -> None:
         try:
             samples = tuple(self._samples())
-            self._found = RankProbe(samples=samples, taken_s=self._spent_s)
+            self._found = RankProbe(
+                samples=samples, taken_s=self._spent_s, sent_bytes=self._sent_bytes
+            )
         except Ended:
             self._found = RankProbe(samples=())
         except BaseException as error:  # noqa: BLE001 the session is told
-            self._found = Failed(f"messages beside the training failed: {error}")
-            # Others may be waiting for a message from here; a closed connection tells them.
+            self._found = Failed(
+                f"messages beside the training failed: {error}",
+                may_come_of_others=isinstance(error, RuntimeError | CollectiveError),
+            )
+            # Others may be waiting for a turn with this rank, or for a message from here; a closed
+            # connection tells them.
+            with suppress(RuntimeError, OSError):  # of the store, which others have lost as well
+                self._turns.refuse()
             for own_group in self._own_groups:
                 own_group.close()
 
     def _samples(self) -> Iterator[MessageSample]:
-        """One size in each forward pass, until all have had their repeats or time is up."""
+        """One size in each forward pass, until all have had their repeats or it is enough."""
         self._wait_for_forward()
         communicators = [
             Communicator(own_group.group, topology=own_group.topology)
@@ -93,16 +104,16 @@ class Probing(Activity):
         is_sharded = any(way.operation in OPERATIONS["both"] for way in self._command.ways)
         lanes = Lanes(communicators if is_sharded else ())
         try:
-            longest_s = 0.0
+            taken_of: dict[int, float] = {}  # by size
             for number in count():
                 repeat, place = divmod(number, len(self._command.sizes_bytes))
-                is_over = self._spent_s + longest_s > self._command.within_s
-                if repeat == MOST_REPEATS or (repeat > 0 and is_over):
+                size = self._command.sizes_bytes[place]
+                is_sure = repeat == 0 and place < self._command.surely
+                if repeat == MOST_REPEATS or not (is_sure or self._may_send(size, taken_of)):
                     return
                 if number > 0:
                     self._wait_for_forward()
                 began_s = time.perf_counter()
-                size = self._command.sizes_bytes[place]
                 for way in self._command.ways:
                     with named_range("gradweave: probing %d bytes", size):
                         yield from self._probed(communicators[0], lanes, way, size)
@@ -110,9 +121,23 @@ class Probing(Activity):
                 (taken_s,) = largest(
                     group, [time.perf_counter() - began_s], device=group_device(group)
                 )
-                self._spent_s, longest_s = self._spent_s + taken_s, max(longest_s, taken_s)
+                taken_of[size] = taken_s
+                self._spent_s += taken_s
+                self._sent_bytes += self._bytes_of(size)
         finally:
             lanes.close(STOPPED_WITHIN_S)
+
+    def _bytes_of(self, size: int) -> int:
+        return len(self._command.ways) * MESSAGES_PER_PROBE * size
+
+    def _may_send(self, size: int, taken_of: Mapping[int, float]) -> bool:
+        """Whether that will be within what is allowed, as far as other sizes tell."""
+        longest = max(taken_of)
+        expected_s = taken_of.get(size, taken_of[longest] * size / longest)
+        return (
+            self._spent_s + expected_s <= self._command.within_s
+            and self._sent_bytes + self._bytes_of(size) <= self._command.within_bytes
+        )
 
     def _wait_for_forward(self) -> None:
         """Until all ranks are in a forward pass that nothing was sent beside."""

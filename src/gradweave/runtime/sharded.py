@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer
 from gradweave.comm.groups import world_group
 from gradweave.comm.lanes import LANES
 from gradweave.comm.own_group import OwnGroup
-from gradweave.comm.small_messages import broadcast_bytes, group_device, ranks_that_differ
+from gradweave.comm.small_messages import broadcast_bytes, group_device
 from gradweave.errors import CollectiveError, RequestError
 from gradweave.measure.alignment import clock_offset_s
 from gradweave.measure.clocks import clock_for
@@ -42,6 +42,13 @@ from gradweave.runtime.phase_news import PhaseNews
 from gradweave.runtime.plan_cache import PlanCache, open_cache, watching
 from gradweave.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
 from gradweave.runtime.planned import Planned
+from gradweave.runtime.same_wrapping import (
+    WRAPPER,
+    SameWrapping,
+    given_said,
+    options_said,
+    plan_said,
+)
 from gradweave.runtime.shards import OwnedPart
 from gradweave.runtime.step_clock import KEPT_STEPS, StepClock
 from gradweave.runtime.tensors import batch_size
@@ -116,28 +123,42 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         updates_by_bucket: bool = False,
     ) -> None:
         super().__init__()
-        require(FOR_BACKWARD_CALLBACKS)
-        options = Options(
-            planner=planner,
-            collective=collective,
-            record_steps=record_steps,
-            trial_steps=trial_steps,
-            replan_when=replan_when,
-            cache=cache,
-        )
         self.module, self.broadcast_buffers = module, broadcast_buffers
         self.process_group = group = process_group or world_group()
         self.require_backward_grad_sync = True
         self._full = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        _check_model(module, self._full, group)
-        self._device = next(iter(self._full.values())).device
+        wrapping = SameWrapping(group)
+        with wrapping.refusals_told():
+            require(FOR_BACKWARD_CALLBACKS)
+            options = Options(
+                planner=planner,
+                collective=collective,
+                record_steps=record_steps,
+                trial_steps=trial_steps,
+                replan_when=replan_when,
+                timeline=timeline,
+                cache=cache,
+            )
+            _check_model(module, self._full)
+            self._device = next(iter(self._full.values())).device
+            given = given_plan(plan, workers=group.size(), device=self._device, options=options)
+        # What each rank does by itself, such as updates bucket by bucket, may differ.
+        wrapping.require_same(
+            {
+                WRAPPER: "ShardedDataParallel",
+                "plan": plan_said(plan, given),
+                **options_said(options),
+                "make_group": given_said(make_group),
+                "broadcast_buffers": repr(broadcast_buffers),
+                **_parameters_said(self._full),
+            }
+        )
         self._clock = clock = StepClock(clock_for(self._device))
         self._recorder, self._clock_offset_s = None, 0.0
         if timeline:
             self._clock_offset_s = clock_offset_s(group)
             self._recorder = SpanRecorder({p: name for name, p in self._full.items()})
         self._numbers = LiveNumbers(clock, self._recorder)
-        given = given_plan(plan, workers=group.size(), device=self._device, options=options)
         self._plan_cache = None
         if plan is None and group.size() > 1:
             self._plan_cache = self._open_cache(options)
@@ -146,7 +167,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         is_remembered = given is not None and self._plan_cache is not None
         task = _task(options, group.size(), is_remembered=is_remembered)
         first = plan_in(given) or _first_plan(self._full, options)
-        require_fit(first, self._full, group)
+        require_fit(first, self._full)
         self._why_unplanned = "one worker sends no messages" if group.size() == 1 else None
         self._session = None
         if self._why_unplanned is None:
@@ -228,6 +249,18 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def join(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not with shards: a rank without data would still have to update its own."""
+        del args, kwargs
+        raise RequestError(
+            "ShardedDataParallel has no join(): every rank updates its shard in every step; give "
+            "all ranks as many batches, or wrap the model with DistributedDataParallel"
+        )
+
+    def join_hook(self, **kwargs: Any) -> NoReturn:
+        """What torch.distributed.algorithms.Join asks for."""
+        self.join(**kwargs)
 
     def slow_ranks(self, *, steps: int = KEPT_STEPS) -> tuple[SlowRank, ...]:
         """As DistributedDataParallel has it; what is on its way arrives first."""
@@ -390,9 +423,15 @@ def _first_plan(parameters: Mapping[str, nn.Parameter], options: Options) -> Pla
     return buckets_up_to(parameters, FIRST_BUCKET_BYTES, planner="first buckets", collective=by)
 
 
-def _check_model(
-    module: nn.Module, parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup
-) -> None:
+def _parameters_said(parameters: Mapping[str, nn.Parameter]) -> dict[str, str]:
+    """What must be alike on all ranks for flat buckets to be alike."""
+    return {
+        f"parameter {name!r}": f"{tuple(p.shape)} with strides {dense_strides(p)}, {p.dtype}"
+        for name, p in parameters.items()
+    }
+
+
+def _check_model(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
     if not parameters:
         raise RequestError("the model has no parameter that requires a gradient")
     if is_compiled(module):
@@ -400,12 +439,4 @@ def _check_model(
     for name in modules_with_sparse_gradients(module):
         raise RequestError(
             f"{name!r} has sparse gradients, which have no place in a bucket; use sparse=False"
-        )
-    described = "\n".join(
-        f"{name} {tuple(p.shape)} {dense_strides(p)} {p.dtype}" for name, p in parameters.items()
-    )
-    if different := ranks_that_differ(group, described, device=group_device(group)):
-        raise RequestError(
-            f"ranks {different} have other parameters than rank 0; build the same model, in the "
-            "same memory format, everywhere"
         )

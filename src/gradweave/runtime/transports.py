@@ -198,8 +198,9 @@ def _pass_on(message: torch.Tensor, done: Done, sent: Done) -> None:
 class BucketSender:
     """What torch's hook needs to know, and the failure that the wrapper raises at its next forward.
 
-    ``writes_unused``: residuals travel also for parameters that no rank has used, whose gradients
-    torch leaves alone where it looks for such parameters.
+    ``step`` is the number of the present one. ``writes_unused``: residuals travel also for
+    parameters that no rank has used, whose gradients torch leaves alone where it looks for such
+    parameters.
     """
 
     def __init__(
@@ -207,6 +208,7 @@ class BucketSender:
         transport: Transport,
         *,
         rank: int,
+        step: Callable[[], int],
         recorder: SpanRecorder | None = None,
         log: MessageLog | None = None,
         writes_unused: bool = False,
@@ -214,23 +216,22 @@ class BucketSender:
         self.transport, self.writes_unused = transport, writes_unused
         self.recorder, self.log = recorder, log
         self.failure: CollectiveError | None = None
-        self._rank, self._step = rank, 0
+        self._rank, self._step = rank, step
 
     def raise_failure(self) -> None:
         """torch says nothing clear of what went wrong in a hook, and goes on."""
         if self.failure is not None:
             raise self.failure
 
-    def note_step(self, bucket: int) -> None:
-        self._step += bucket == 0
-
     def failed(self, bucket: int, error: Exception) -> CollectiveError:
-        self.failure = CollectiveError(
-            f"rank {self._rank}, step {self._step}, bucket {bucket + 1} by "
+        failure = CollectiveError(
+            f"rank {self._rank}, step {self._step()}, bucket {bucket + 1} by "
             f"{self.transport.name_of(bucket)}: {error}"
         )
-        logger.error("%s", self.failure)
-        return self.failure
+        if self.failure is None:  # what fails later on fails because of it
+            self.failure = failure
+            logger.error("%s", failure)
+        return failure
 
 
 def send_bucket(
@@ -243,7 +244,6 @@ def send_bucket(
     recorder, log = state.recorder, state.log
     ready_s = 0.0 if recorder is None else recorder.ready()
     ready = None if log is None else log.clock.mark()
-    state.note_step(number)
 
     def finish(future: Done) -> torch.Tensor:
         try:
@@ -279,12 +279,14 @@ class Transports:
         *,
         options: Options,
         own_group: OwnGroup | None,
+        step: Callable[[], int],
         recorder: SpanRecorder | None = None,
         names: Mapping[nn.Parameter, str],
         sparse: SparseTraining | None = None,
         finds_unused: bool = False,
     ) -> None:
         self._group, self._own_group, self._recorder = group, own_group, recorder
+        self._step = step
         self._named = first_collective(options, "native")
         self._sparse, self._finds_unused = sparse, finds_unused
         self._names, self._carried = names, CarriedErrors()
@@ -300,6 +302,7 @@ class Transports:
             return BucketSender(
                 SparseTransport(self._sparse, self._own_group, dense=dense),
                 rank=self._group.rank(),
+                step=self._step,
                 recorder=self._recorder,
                 writes_unused=self._finds_unused,
             )
@@ -316,7 +319,13 @@ class Transports:
             carried=self._carried,
             names=self._names,
         )
-        return BucketSender(transport, rank=self._group.rank(), recorder=self._recorder, log=log)
+        return BucketSender(
+            transport,
+            rank=self._group.rank(),
+            step=self._step,
+            recorder=self._recorder,
+            log=log,
+        )
 
 
 class _BucketPart(NamedTuple):

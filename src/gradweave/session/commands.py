@@ -46,12 +46,15 @@ class Record(Struct, frozen=True, tag=True):
 class Probe(Struct, frozen=True, tag=True):
     """Send a few messages beside the training, where it sends none of that kind and size.
 
-    Not for longer than ``within_s`` in all; the first of them are sent in any case.
+    The first ``surely`` of the sizes, smallest first, are sent once in any case; others and repeats
+    where neither ``within_s`` nor ``within_bytes`` is exceeded in all.
     """
 
     ways: tuple[Way, ...]
     sizes_bytes: tuple[int, ...]
+    surely: int
     within_s: float
+    within_bytes: int
 
 
 class FindCandidates(Struct, frozen=True, tag=True):
@@ -100,6 +103,7 @@ class Probed(Struct, frozen=True, tag=True):
 
     samples: tuple[MessageSample, ...]
     taken_s: float = 0.0  # all of them together
+    sent_bytes: int = 0
 
 
 class Unplannable(Struct, frozen=True, tag=True):
@@ -139,9 +143,13 @@ class CompressionPrice(Struct, frozen=True, tag=True):
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The command could not be carried out on some rank; the session gives up."""
+    """The command could not be carried out on some rank; the session gives up.
+
+    ``may_come_of_others``: perhaps only because another rank could not.
+    """
 
     why: str
+    may_come_of_others: bool = False
 
 
 Reply = (

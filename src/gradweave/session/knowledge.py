@@ -23,6 +23,7 @@ class Knowledge:
         self.findings = Findings(is_whole=task.is_whole_model)
         self.samples: list[MessageSample] = []  # of what messages cost
         self.probed_s = 0.0  # for messages beside the training, in all
+        self.probed_bytes = 0  # of them, since planning began
         self._last_step = task.most_steps
 
     def note(self, **changes: Any) -> None:
@@ -32,7 +33,7 @@ class Knowledge:
     def begin_planning(self) -> None:
         """Forget everything but how far training has come."""
         before = self.findings
-        self.samples = []
+        self.samples, self.probed_bytes = [], 0
         self.findings = Findings(steps=before.steps, elapsed_s=before.elapsed_s)
         self.allow(self.task.most_steps)
 
@@ -50,10 +51,15 @@ class Knowledge:
         assert self.findings.trace is not None, "it is recorded before anything else is asked for"
         return self.findings.trace
 
+    @property
+    def model_bytes(self) -> int:
+        """Of all gradients."""
+        return int(self.trace.nbytes.sum())
+
     def learnt_network(self) -> Network:
         """What the messages so far say that others would cost."""
         network = learnt_network(
-            self.samples, workers=self.task.workers, model_bytes=int(self.trace.nbytes.sum())
+            self.samples, workers=self.task.workers, model_bytes=self.model_bytes
         )
         if network is None:
             raise RequestError("no message of the training was seen")

@@ -156,15 +156,20 @@ def learnt_network(
 
 
 def sizes_to_probe(
-    samples: Iterable[MessageSample], collective: str, *, is_sparse: bool
+    samples: Iterable[MessageSample], collective: str, *, is_sparse: bool, model_bytes: int
 ) -> tuple[int, ...]:
-    """The sizes that predictions depend on and training does not send like that, smallest first."""
-    if is_sparse:
-        return PROBED_BYTES_OF_SPARSE
+    """The sizes that predictions depend on and training does not send like that, smallest first.
+
+    None is larger than the model: no message ever is.
+    """
+    wanted = PROBED_BYTES_OF_SPARSE if is_sparse else PROBED_BYTES
+    sizes = dict.fromkeys(min(size, model_bytes) for size in wanted)
     seen = [
         size for sample in samples if sample.collective == collective for size in sample.sizes_bytes
     ]
-    return tuple(size for size in PROBED_BYTES if not seen or 2 * size < min(seen))
+    if is_sparse or not seen:
+        return tuple(sizes)
+    return tuple(size for size in sizes if 2 * size < min(seen))
 
 
 def probe_takes_s(samples: Sequence[MessageSample], nbytes: int) -> float:

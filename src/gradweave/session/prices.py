@@ -15,12 +15,16 @@ from gradweave.planning import OPERATIONS
 from gradweave.session.commands import Command, CompressionPrice, PriceCompression, Probe, Probed
 from gradweave.session.compression import with_compression_price
 from gradweave.session.knowledge import Knowledge
-from gradweave.session.learning import probe_takes_s, sizes_to_probe
+from gradweave.session.learning import MESSAGES_PER_PROBE, probe_takes_s, sizes_to_probe
 from gradweave.vocabulary import Way
 
 # Messages beside training may lengthen it by this share of the time since its first step, and by no
 # more than so many seconds, all of them together.
 PROBED_SHARE, MOST_PROBED_S = 0.02, 2.0
+# And they have no more bytes than so many steps send: a small model is planned for with little.
+PROBED_STEPS = 10
+# Sizes that tell a start-up from bytes, where training's own messages tell neither.
+NEEDED_SIZES = 2
 # A start-up so dear beside backward makes other collectives than the first worth a look.
 DEAR_STARTUP = 0.05
 
@@ -51,20 +55,35 @@ def price_compression(
 def _probed(known: Knowledge, collective: str) -> Generator[Command, Any, None]:
     """Send messages by a collective of sizes that training does not send, as time allows.
 
-    Where training's own messages are sparse nothing else tells what dense ones cost, so there each
-    size is sent once in any case.
+    Where training's own messages are sparse nothing else tells what dense ones cost, so there the
+    smaller sizes are sent once in any case.
     """
     is_sparse = known.task.compression_at is not None
-    sizes = sizes_to_probe(known.samples, collective, is_sparse=is_sparse)
+    sizes = sizes_to_probe(
+        known.samples, collective, is_sparse=is_sparse, model_bytes=known.model_bytes
+    )
     ways = tuple(Way(operation, collective) for operation in OPERATIONS[known.task.passes])
     allowed_s = min(MOST_PROBED_S, PROBED_SHARE * known.findings.elapsed_s) - known.probed_s
-    if not is_sparse:
-        expected_s = accumulate(len(ways) * probe_takes_s(known.samples, size) for size in sizes)
-        sizes = sizes[: sum(taken_s <= allowed_s for taken_s in expected_s)]
+    allowed_bytes = PROBED_STEPS * known.model_bytes - known.probed_bytes
+    each_bytes = accumulate(len(ways) * MESSAGES_PER_PROBE * size for size in sizes)
+    surely = sum(nbytes <= allowed_bytes for nbytes in each_bytes)
+    if is_sparse:
+        surely = max(1, min(surely, NEEDED_SIZES))
+    else:
+        each_s = accumulate(len(ways) * probe_takes_s(known.samples, size) for size in sizes)
+        surely = min(surely, sum(taken_s <= allowed_s for taken_s in each_s))
+        sizes = sizes[:surely]
     if sizes:
-        probed: Probed = yield Probe(ways, sizes, max(0.0, allowed_s))
+        probed: Probed = yield Probe(
+            ways,
+            sizes,
+            surely=surely,
+            within_s=max(0.0, allowed_s),
+            within_bytes=max(0, allowed_bytes),
+        )
         known.samples += probed.samples
         known.probed_s += probed.taken_s
+        known.probed_bytes += probed.sent_bytes
 
 
 def _startup_s(known: Knowledge) -> float:

@@ -115,10 +115,13 @@ def selection_s_per_element(
     return _median_s(run) / numel
 
 
-def exchange_cost(exchanger: Exchanger, *, exchange: str, density: float) -> Line:
+def exchange_cost(
+    exchanger: Exchanger, *, exchange: str, density: float, numel: int | None = None
+) -> Line:
     """What a message takes beside selecting, over the bytes of the dense message.
 
-    As measured now on the slowest rank; call it on every rank.
+    As measured now on the slowest rank; call it on every rank. With ``numel``, the elements of a
+    model, no message here has more bytes than half of it.
     """
     ranks, rank = exchanger.group.size(), exchanger.group.rank()
     probe = {"probe": torch.zeros(LEAST_PROBED)}
@@ -134,12 +137,13 @@ def exchange_cost(exchanger: Exchanger, *, exchange: str, density: float) -> Lin
         values = np.full(k, 1.0 + rank, np.float32)
         exchanger.run(SparseVector(indices, values), exchange=exchange, k=k, numel=k * ranks)
 
+    many = EXCHANGED if numel is None else max(2, min(EXCHANGED, numel // 4))
     startup_s, one_s, many_s = largest(
         exchanger.group,
-        [_median_s(run) for run in (small, partial(of_many, 1), partial(of_many, EXCHANGED))],
+        [_median_s(run) for run in (small, partial(of_many, 1), partial(of_many, many))],
         device=torch.device("cpu"),
     )
-    s_per_exchanged = max(0.0, many_s - one_s) / (EXCHANGED - 1)
+    s_per_exchanged = max(0.0, many_s - one_s) / (many - 1)
     return Line(startup_s=startup_s, s_per_byte=s_per_exchanged * density / BYTES_PER_ELEMENT)
 
 

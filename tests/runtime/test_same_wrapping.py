@@ -1,0 +1,136 @@
+"""Ranks that wrap differently are told so in one line, all of them, and nobody waits."""
+
+import logging
+
+import pytest
+import torch
+from msgspec.structs import replace
+from ranks import on_processes
+from small_training import network, plan_of, trained
+from test_plan_cache import RECIPE
+
+from gradweave import DistributedDataParallel, ShardedDataParallel
+from gradweave.errors import GradweaveError, RequestError
+from gradweave.runtime.same_wrapping import MOST_FIELDS, differences
+
+BOTH_PASSES = replace(plan_of(2, 3, collective="ring"), passes="both")
+
+
+def made(kind, options, rank):
+    with torch.random.fork_rng():
+        return kind(network(), **options[rank])
+
+
+def complaints(group, kind, cases):
+    """What each case is refused with; the group is as good as before."""
+    logging.getLogger("gradweave").setLevel(logging.ERROR)
+    found = []
+    for options in cases:
+        with pytest.raises(RequestError) as caught:
+            made(kind, options, group.rank())
+        found.append(str(caught.value))
+    made(kind, [{}, {}], group.rank())
+    return found
+
+
+BEGINNING, END = "ranks wrap differently: ", "; wrap the same model alike on every rank"
+OF_BOTH = [
+    ([{"planner": "wfbp"}, {}], "planner is 'wfbp' on rank 0 and 'optimal' on rank 1"),
+    ([{"collective": "ring"}, {}], "collective is 'ring' on rank 0 and 'auto' on rank 1"),
+    ([{}, {"record_steps": 6}], "record_steps is 5 on rank 0 and 6 on rank 1"),
+    ([{"trial_steps": 0}, {}], "trial_steps is 0 on rank 0 and 4 on rank 1"),
+    ([{"replan_when": 0.5}, {}], "replan_when is 0.5 on rank 0 and None on rank 1"),
+    ([{"timeline": True}, {}], "timeline is True on rank 0 and False on rank 1"),
+    ([{}, {"broadcast_buffers": False}], "broadcast_buffers is True on rank 0 and False on rank 1"),
+]
+OF_DDP = [
+    ([{"precision": "fp16"}, {"precision": "bf16"}], "precision is 'fp16' on rank 0 and 'bf16' on"),
+    ([{}, {"compression": "gtopk:0.1"}], "compression is None on rank 0 and GTopK on rank 1; com"),
+    (
+        [{"compression": "gtopk:0.2"}, {"compression": "gtopk:0.1"}],
+        "compression's density is 0.2 on rank 0 and 0.1 on rank 1",
+    ),
+    ([{"bucket_cap_mb": 1}, {}], "bucket_cap_mb is 1 on rank 0 and None on rank 1"),
+    ([{}, {"find_unused_parameters": True}], "find_unused_parameters is False on rank 0 and True"),
+    ([{}, {"static_graph": True}], "static_graph is False on rank 0 and True on rank 1"),
+    ([{"plan": plan_of(2, 3)}, {}], "plan is a plan of 2 messages by 'made' ("),
+    ([{}, {"plan": RECIPE}], "plan is None on rank 0 and a recipe of 2 messages by 'made' ("),
+    (
+        [{}, {"plan": replace(RECIPE, workers=3)}],
+        "plan is None on rank 0 and a recipe for something else on rank 1",
+    ),
+]
+OF_SHARDED = [([{"plan": BOTH_PASSES}, {}], "plan is a plan of 2 messages by 'made' (")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cases"),
+    [(DistributedDataParallel, OF_BOTH + OF_DDP), (ShardedDataParallel, OF_BOTH + OF_SHARDED)],
+    ids=["ddp", "sharded"],
+)
+def test_every_option_is_compared(tmp_path, kind, cases):
+    ranks = on_processes(2, complaints, kind, [options for options, _ in cases], scratch=tmp_path)
+    assert ranks[0] == ranks[1]
+    for found, (_, expected) in zip(ranks[0], cases, strict=True):
+        assert found.startswith(BEGINNING + expected)
+        assert found.endswith(END)
+        assert "\n" not in found
+
+
+def wrapped_by_another(group):
+    kind = (DistributedDataParallel, ShardedDataParallel)[group.rank()]
+    with pytest.raises(RequestError) as caught:
+        kind(network())
+    return str(caught.value)
+
+
+def test_another_wrapper_is_named_first(tmp_path):
+    """And nothing else is, for it has other options."""
+    both = "wrapper is DistributedDataParallel on rank 0 and ShardedDataParallel on rank 1"
+    assert on_processes(2, wrapped_by_another, scratch=tmp_path) == [BEGINNING + both + END] * 2
+
+
+def different_at_home(group, folder):
+    """What each rank may have as it likes."""
+    options = {"cache": "", "gradient_as_bucket_view": True} if group.rank() else {"cache": folder}
+    steps, _ = trained(DistributedDataParallel(network(), **options), group.rank(), steps=3)
+    sharded = ShardedDataParallel(network(), updates_by_bucket=group.rank() == 0)
+    return steps, sharded.findings().stage
+
+
+def test_what_each_rank_may_have_for_itself(tmp_path):
+    ranks = on_processes(2, different_at_home, str(tmp_path / "cache"), scratch=tmp_path)
+    assert [steps for steps, _ in ranks] == [3, 3]
+
+
+def refused(group, kind, options):
+    with pytest.raises(GradweaveError) as caught:
+        made(kind, [{}, options], group.rank())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [DistributedDataParallel, ShardedDataParallel])
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"record_steps": 0}, "record_steps must be at least 1, got 0"),
+        ({"plan": "none.json"}, "plan: there is no file none.json"),
+    ],
+)
+def test_what_one_rank_refuses_ends_the_others_waiting(tmp_path, kind, options, complaint):
+    """Long before the group's time-out, which would name nobody."""
+    told = f"another rank could not wrap its model: rank 1: {complaint}"
+    assert on_processes(2, refused, kind, options, scratch=tmp_path) == [told, complaint]
+
+
+def test_what_is_said_of_many_ranks_and_fields():
+    said = [{"a": "1"}, {"a": "2"}, {"a": "1"}, {}]
+    assert differences(said) == "a is 1 on ranks 0, 2, 2 on rank 1 and not given on rank 3"
+    many = [{"a": "0"}, *({"a": "1"} for _ in range(20))]
+    assert differences(many) == (
+        "a is 0 on rank 0 and 1 on ranks 1, 2, 3, 4, 5, 6, 7, 8 and 12 more"
+    )
+    fields = [{f"field {number}": rank for number in range(10)} for rank in "ab"]
+    assert differences(fields).count(" is ") == MOST_FIELDS
+    assert differences(fields).endswith("; and 7 more")
+    assert len(differences([{"a": "x" * 10_000}, {"a": "y" * 10_000}])) < 400
