@@ -32,60 +32,23 @@ FAULTY_RANK = 1
 # Where the launcher is, and who keeps plans.
 RANK_OF = {"launcher killed": 0, "disk full": 0}
 TIMEOUT_S = 5.0
-# Until a stage is reached; and after the fault, where training goes on: enough for all of planning.
-MOST_STEPS, LATER_STEPS = 300, 150
-# Those take so long, so that there are some while a link is cut or slow.
-LATER_STEP_S = 0.01
+MOST_STEPS = 300
 WIDTH = 64
 POLLED_EVERY_S = 0.005
+# After the fault steps take so long, so that there are some while a link is cut or slow.
+LATER_STEP_S = 0.01
 PR_SET_CHILD_SUBREAPER = 36
 # A plan that is tried whatever is predicted, so that there is a stage in which one is.
 QUICK = {"planner": "wfbp", "record_steps": 2, "trial_steps": 2}
+WRAPPERS = {
+    "dense": (DistributedDataParallel, {}),
+    "gtopk": (DistributedDataParallel, {"compression": GTopK(density=0.01)}),
+    "sharded": (ShardedDataParallel, {}),
+}
 
 
 class OnPurpose(Exception):
     """What a user's own code may raise."""
-
-
-def on_purpose():
-    raise OnPurpose("on purpose")
-
-
-class FailingSGD(torch.optim.SGD):
-    """An optimizer that can be told to raise."""
-
-    fails = False
-
-    def step(self, closure=None):
-        if self.fails:
-            on_purpose()
-        return super().step(closure)
-
-
-class FailingBackward(torch.autograd.Function):
-    """Nothing in forward, an exception in backward."""
-
-    @staticmethod
-    def forward(_, value):
-        return value.clone()
-
-    @staticmethod
-    def backward(_, gradient):
-        del gradient
-        on_purpose()
-
-
-WRAPPERS = {
-    "dense": (DistributedDataParallel, {}),
-    "gtopk": (DistributedDataParallel, {"compression": GTopK(density=0.01)}),
-    "sharded": (ShardedDataParallel, {"elementwise": [FailingSGD]}),
-}
-# What happens in the middle of backward, between two gradients.
-IN_HOOK = {
-    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "exception in a hook": on_purpose,
-}
 
 
 def main(folder):
@@ -159,50 +122,37 @@ def tell(**what):
 
 
 def train(*, case, wrapper, stage, port, launcher):
-    join_group(case, port)
-    wrapped, model, optimizer = made(case, wrapper)
-    for _ in range(MOST_STEPS):
-        if wrapped.findings().stage == stage:
-            break
-        take_step(wrapped, model, optimizer)
-    else:
-        return
-    fault = None
-    if dist.get_rank() == RANK_OF.get(case, FAULTY_RANK):
-        fault = case
-        tell(fault=case, at_s=time.monotonic())
-        if case == "ends early":
-            return
-        if case == "launcher killed":
-            os.kill(launcher, signal.SIGKILL)
-        if case.startswith("disk full"):
-            fill_disk()
-    if case == "disk full at a checkpoint":
-        TrainingState(wrapped, optimizer).save(Path(gettempdir(), "checkpoint"))
-    take_step(wrapped, model, optimizer, fault)
-    for _ in range(LATER_STEPS):
-        time.sleep(LATER_STEP_S)
-        take_step(wrapped, model, optimizer)
-    tell(trained="to the end", stage=str(wrapped.findings().stage), weights=digest(wrapped))
-
-
-def join_group(case, port):
     torch.set_num_threads(1)
     os.environ["MASTER_PORT"] = str(port)
     if case == "launcher killed":  # as torchrun tells its workers that it hosts the store
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
-
-
-def made(case, wrapper):
-    """A wrapper, what is in it, and its optimizer."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
     kind, options = WRAPPERS[wrapper]
     if case == "disk full":
         options = {**options, "cache": str(Path(gettempdir(), "plans"))}
     wrapped = kind(model, **QUICK, **options)
-    return wrapped, model, FailingSGD(wrapped.parameters(), lr=0.001)
+    optimizer = FailingSGD(wrapped.parameters(), lr=0.001)
+    is_done = False
+    for step in range(MOST_STEPS):
+        is_now = not is_done and wrapped.findings().stage == stage
+        is_done = is_done or is_now
+        is_here = is_now and dist.get_rank() == RANK_OF.get(case, FAULTY_RANK)
+        if is_here:
+            tell(fault=case, step=step, at_s=time.monotonic())
+        if is_here and case == "ends early":
+            return
+        if is_here and case == "launcher killed":
+            os.kill(launcher, signal.SIGKILL)
+        if is_here and case.startswith("disk full"):
+            fill_disk()
+        if is_now and case == "disk full at a checkpoint":
+            TrainingState(wrapped, optimizer).save(Path(gettempdir(), "checkpoint"))
+        take_step(wrapped, model, optimizer, case if is_here else None)
+        if is_done:
+            time.sleep(LATER_STEP_S)
+    tell(trained="to the end", stage=str(wrapped.findings().stage), weights=digest(wrapped))
 
 
 def fill_disk():
@@ -218,7 +168,31 @@ def digest(wrapped):
     return sha256(b"".join(parts)).hexdigest()
 
 
-def take_step(wrapped, model, optimizer, fault=None):
+class FailingSGD(torch.optim.SGD):
+    """An optimizer that can be told to raise."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            on_purpose()
+        return super().step(closure)
+
+
+class FailingBackward(torch.autograd.Function):
+    """Nothing in forward, an exception in backward."""
+
+    @staticmethod
+    def forward(_, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(_, gradient):
+        del gradient
+        on_purpose()
+
+
+def take_step(wrapped, model, optimizer, fault):
     optimizer.zero_grad()
     if fault == "exception in forward":
         model[2].register_forward_pre_hook(lambda *_: on_purpose())
@@ -230,6 +204,17 @@ def take_step(wrapped, model, optimizer, fault=None):
     wrapped(torch.ones(2, WIDTH)).square().mean().backward()
     optimizer.step()
 
+
+def on_purpose():
+    raise OnPurpose("on purpose")
+
+
+# What happens in the middle of backward, between two gradients.
+IN_HOOK = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "exception in a hook": on_purpose,
+}
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
