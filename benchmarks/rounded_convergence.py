@@ -65,7 +65,12 @@ def trainings(exact: Training, seed: int) -> list[Training]:
 
 
 def train(names: list[str], seeds: list[int], data: Path, raw: Path) -> None:
-    outcomes = known_outcomes(raw).outcomes
+    known = known_outcomes(raw)
+    outcomes = known.outcomes
+    # Trainings of several commits are on one page, which names them all.
+    made = known.made_with
+    if made_with() not in made:
+        made = f"{made} {made_with()}".lstrip()
     done = [outcome.training for outcome in outcomes]
     wanted = [
         training
@@ -77,7 +82,7 @@ def train(names: list[str], seeds: list[int], data: Path, raw: Path) -> None:
 
     def keep(outcome: Outcome) -> None:
         outcomes.append(outcome)
-        everything = Everything(made_with=made_with(), outcomes=outcomes)
+        everything = Everything(made_with=made, outcomes=outcomes)
         encoded = msgspec.json.format(msgspec.json.encode(everything), indent=1)
         files.write_text(raw, encoded.decode())
         training = outcome.training
