@@ -100,7 +100,7 @@ def mutated_documents(text: str, *, count: int, seed: int) -> Iterator[str]:
         changed = document
         for _ in range(chance.choice((1, 1, 1, 2, 5))):
             path = chance.choice(list(places(changed)) or [("schema",)])
-            if chance.random() < 0.1:
+            if changed != {} and chance.random() < 0.1:
                 changed = without(changed, path)
             else:
                 changed = with_value(changed, path, chance.choice(VALUES))

@@ -116,6 +116,8 @@ def ending(moment, children):
 
 
 def main(kind):
+    # Whoever starts us in the background may ignore it, and children would, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for moment in (TORCHS, *MOMENTS, TORCHS):
         store = tempfile.mktemp()  # noqa: S306 ranks make it
         children = []
