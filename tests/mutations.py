@@ -3,6 +3,8 @@
 import json
 import random
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 NESTED = 100_000
@@ -74,10 +76,7 @@ def with_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
     """A copy in which one place has another value."""
     copy = json.loads(json.dumps(document))
     *parents, last = path
-    place = copy
-    for key in parents:
-        place = place[key]
-    place[last] = value
+    reduce(getitem, parents, copy)[last] = value
     return copy
 
 
@@ -85,10 +84,7 @@ def without(document: Any, path: tuple[Any, ...]) -> Any:
     """A copy that lacks a place."""
     copy = json.loads(json.dumps(document))
     *parents, last = path
-    place = copy
-    for key in parents:
-        place = place[key]
-    del place[last]
+    del reduce(getitem, parents, copy)[last]
     return copy
 
 

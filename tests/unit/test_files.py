@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from msgspec.structs import replace
+from mutations import with_value
 from strategies import costs, traces
 
 from gradweave import (
@@ -215,17 +216,6 @@ def test_shipped_networks(name):
     assert presets.load_network(name).name == name
 
 
-def broken(document, *path, value):
-    """A copy in which one place has another value."""
-    copy = json.loads(json.dumps(document))
-    *parents, last = path
-    place = copy
-    for key in parents:
-        place = place[key]
-    place[last] = value
-    return copy
-
-
 @pytest.fixture
 def document(small_trace):
     return json.loads(files.dumps(small_trace))
@@ -251,7 +241,7 @@ def document(small_trace):
 )
 def test_traces_that_are_not(tmp_path, document, path, value, complaint):
     file = tmp_path / "bad.json"
-    file.write_text(json.dumps(broken(document, *path, value=value)))
+    file.write_text(json.dumps(with_value(document, path, value)))
     with pytest.raises(FormatError) as caught:
         files.read(file, Trace)
     message = str(caught.value)
