@@ -107,7 +107,7 @@ report: $(INSTALLED)
 results: $(INSTALLED)
 	cd benchmarks && ../$(BIN)/python -m papers ../docs
 
-# src/gradweave/presets: the shipped traces and networks.
+# src/gradweave/_src/presets: the shipped traces and networks.
 presets: $(INSTALLED)
 	$(BIN)/python benchmarks/make_presets.py
 

@@ -18,14 +18,14 @@ from made_with import made_with
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gradweave.bench.collectives import time_on_cluster
-from gradweave.collectives import build
-from gradweave.collectives.topology import topology_of
-from gradweave.costs import GIGABIT_ETHERNET, Link
-from gradweave.lab import ClusterSpec, SentBytes
-from gradweave.measure.timings import Question, Timing
-from gradweave.simulation.schedule import bytes_across_tier
-from gradweave.vocabulary import Operation, parse_rate
+from gradweave._src.bench.collectives import time_on_cluster
+from gradweave._src.collectives import build
+from gradweave._src.collectives.topology import topology_of
+from gradweave._src.costs import GIGABIT_ETHERNET, Link
+from gradweave._src.lab import ClusterSpec, SentBytes
+from gradweave._src.measure.timings import Question, Timing
+from gradweave._src.simulation.schedule import bytes_across_tier
+from gradweave._src.vocabulary import Operation, parse_rate
 
 ROOTED: tuple[Operation, ...] = ("broadcast", "reduce", "all-reduce")
 OF_THE_PAPER = ("native", "linear-pipeline", "mst", "exchange")

@@ -20,10 +20,10 @@ from made_with import made_with
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gradweave import files
-from gradweave.bench.convergence import Epoch, Momentum, Outcome, Training, train_to_the_end
-from gradweave.lab import Cluster, ClusterSpec
-from gradweave.results import Losses
+from gradweave._src import files
+from gradweave._src.bench.convergence import Epoch, Momentum, Outcome, Training, train_to_the_end
+from gradweave._src.lab import Cluster, ClusterSpec
+from gradweave._src.results import Losses
 
 WORKERS = 4
 SEEDS = (0, 1, 2)

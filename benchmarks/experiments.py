@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from gradweave import load_trace
-from gradweave.planning import bsp
-from gradweave.vocabulary import MIB
+from gradweave._src.planning import bsp
+from gradweave._src.vocabulary import MIB
 
 PAPERS = ("torch-ddp", "wfbp", "single", "mgwfbp", "optimal")
 LOOPS = tuple(f"{loop}:{collective}" for loop in bsp.LOOPS for collective in bsp.COLLECTIVES)

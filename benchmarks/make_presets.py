@@ -25,8 +25,9 @@ from layers import Layer
 from pytorchcv.model_provider import get_model
 from torch import nn
 
-from gradweave import CollectiveCost, Network, Tensor, Trace, files, load_trace
-from gradweave.costs import Level, Line, Link, Links, flat
+from gradweave import CollectiveCost, Network, Tensor, Trace, load_trace
+from gradweave._src import files
+from gradweave._src.costs import Level, Line, Link, Links, flat
 
 PRESETS = Path(__file__).parents[1] / "src" / "gradweave" / "presets"
 

@@ -20,13 +20,13 @@ from made_with import made_with
 from msgspec import Struct
 
 from gradweave import Network, Trace, load_trace
-from gradweave.advice import advise
-from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave.bench.training import Settings, compressions_of, to_measure, train_on_cluster
-from gradweave.lab import Cluster, ClusterSpec
-from gradweave.results import Result
-from gradweave.runs import RunFolder
-from gradweave.vocabulary import MIB, parse_rate
+from gradweave._src.advice import advise
+from gradweave._src.bench.calibration import CalibrationQuestion, calibrate_cluster
+from gradweave._src.bench.training import Settings, compressions_of, to_measure, train_on_cluster
+from gradweave._src.lab import Cluster, ClusterSpec
+from gradweave._src.results import Result
+from gradweave._src.runs import RunFolder
+from gradweave._src.vocabulary import MIB, parse_rate
 
 TRACES = ("bert-base", "gpt2", "vit-b16", "resnet50")
 RATES = {4: "1gbit", 8: "500mbit"}

@@ -17,10 +17,10 @@ from made_with import made_with
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gradweave.bench.real_training import RealQuestion, train_for_real
-from gradweave.lab import Cluster, ClusterSpec
-from gradweave.planning.bsp import COLLECTIVES, LOOPS
-from gradweave.results import LossSeries
+from gradweave._src.bench.real_training import RealQuestion, train_for_real
+from gradweave._src.lab import Cluster, ClusterSpec
+from gradweave._src.planning.bsp import COLLECTIVES, LOOPS
+from gradweave._src.results import LossSeries
 
 # When every plan is settled.
 LAST_STEPS = 20

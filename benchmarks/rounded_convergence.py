@@ -16,10 +16,10 @@ from convergence import Everything, known_outcomes, spread
 from made_with import made_with
 from msgspec.structs import replace
 
-from gradweave import files
-from gradweave.bench.convergence import Outcome, Training, train_to_the_end
-from gradweave.bench.wires import FORGETFUL
-from gradweave.lab import Cluster, ClusterSpec
+from gradweave._src import files
+from gradweave._src.bench.convergence import Outcome, Training, train_to_the_end
+from gradweave._src.bench.wires import FORGETFUL
+from gradweave._src.lab import Cluster, ClusterSpec
 
 NODES, RATE = 4, "100mbit"
 SEEDS = (0, 1, 2)

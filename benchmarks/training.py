@@ -19,13 +19,14 @@ from experiments import EXPERIMENTS, PAPERS, Experiment
 from made_with import made_with
 from msgspec import Struct
 
-from gradweave import Network, Trace, files, load_trace
-from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave.bench.training import Settings, compressions_of, to_measure, train_on_cluster
-from gradweave.lab import Cluster, ClusterSpec
-from gradweave.planning.bsp import find_loop
-from gradweave.results import Result
-from gradweave.runs import RunFolder
+from gradweave import Network, Trace, load_trace
+from gradweave._src import files
+from gradweave._src.bench.calibration import CalibrationQuestion, calibrate_cluster
+from gradweave._src.bench.training import Settings, compressions_of, to_measure, train_on_cluster
+from gradweave._src.lab import Cluster, ClusterSpec
+from gradweave._src.planning.bsp import find_loop
+from gradweave._src.results import Result
+from gradweave._src.runs import RunFolder
 
 
 class Measured(Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import settings
 
 from gradweave import Network, Tensor, Trace
-from gradweave.costs import Link, flat
+from gradweave._src.costs import Link, flat
 
 # Two shared cores: a slow example is a busy machine, not a failure.
 settings.register_profile("gradweave", deadline=None)
@@ -21,8 +21,8 @@ def compiled_kernels() -> None:
     """Ranks load them from numba's cache: to compile takes longer than a rank waits for another."""
     import torch  # noqa: PLC0415 most tests need none
 
-    from gradweave.comm.rounding import eight_bits  # noqa: PLC0415
-    from gradweave.sparse.select import compile_kernels  # noqa: PLC0415
+    from gradweave._src.comm.rounding import eight_bits  # noqa: PLC0415
+    from gradweave._src.sparse.select import compile_kernels  # noqa: PLC0415
 
     compile_kernels(torch.float32)
     eight_bits.compile_kernels()

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,14 @@ import torch
 from commands import run
 
 import gradweave
-from gradweave import RequestError, torch_internals
+from gradweave import RequestError
+from gradweave._src import torch_internals
 
-PACKAGE = Path(gradweave.__file__).parent
+PUBLIC = Path(gradweave.__file__).parent
+PACKAGE = PUBLIC / "_src"
 
 # Left may import right, never the other way round. One layer is one set.
 LAYERS: list[set[str]] = [
-    {"__main__"},
     {"cli"},
     {"bench"},
     {"report"},
@@ -82,7 +84,8 @@ def imported(file: Path) -> set[str]:
 
 
 def own_parts(file: Path) -> set[str]:
-    parts = {name.split(".")[1] for name in imported(file) if name.startswith("gradweave.")}
+    ours = "gradweave._src."
+    parts = {name.removeprefix(ours).split(".")[0] for name in imported(file) if ours in name}
     return parts & set(modules())
 
 
@@ -109,7 +112,7 @@ def test_what_decides_knows_no_torch():
 def private_names(file: Path) -> set[str]:
     """Names with an underscore that a file uses and does not define: somebody else's."""
     tree = ast.parse(file.read_text())
-    own = {"_"}
+    own = {"_", "_src"}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             own.add(node.name)
@@ -181,7 +184,7 @@ def test_a_missing_private_name_is_one_line():
 
 def test_the_command_line_starts_without_torch():
     code = (
-        "import sys; from gradweave.cli import main; "
+        "import sys; from gradweave._src.cli import main; "
         "code = main(['plan', '--trace', 'alexnet', '--network', 'k80-10gbe', '--workers', '4']); "
         "sys.exit(code or 'torch' in sys.modules)"
     )
@@ -189,34 +192,47 @@ def test_the_command_line_starts_without_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_public_names_are_what_all_says():
-    """Of what is imported late, the names must be there when asked for."""
+def test_what_is_inside_does_not_look_outside():
+    """Of the modules for users, what is below ``_src`` needs none; the version is the exception."""
+    for file in PACKAGE.rglob("*.py"):
+        for name in imported(file):
+            outside = name.split(".")[0] == "gradweave" and name.split(".")[1:2] != ["_src"]
+            assert not outside or name in {"gradweave", "gradweave.__version__"}, (file, name)
+
+
+PUBLIC_MODULES = [
+    "gradweave",
+    "gradweave.bsp",
+    "gradweave.hooks",
+    "gradweave.lab",
+    "gradweave.sparse_checkpoint",
+    "gradweave.workloads",
+]
+
+
+def test_every_module_for_users_is_known():
+    """Those of integrations need their libraries, and are looked at with them."""
     present = {
-        name
-        for name, value in vars(gradweave).items()
-        if getattr(value, "__module__", "").startswith("gradweave")
-        and not name.startswith("_")
-        and not isinstance(value, type(sys))
+        ".".join(file.relative_to(PUBLIC.parent).with_suffix("").parts)
+        for file in PUBLIC.rglob("*.py")
+        if not file.is_relative_to(PACKAGE) and not file.is_relative_to(PUBLIC / "integrations")
     }
-    assert sorted(present | set(gradweave.WITH_TORCH)) == gradweave.__all__
-    for name in gradweave.__all__:
-        assert getattr(gradweave, name).__name__ == name
+    assert {name.removesuffix(".__init__") for name in present} == {
+        *PUBLIC_MODULES,
+        "gradweave.__main__",
+    }
 
 
-def test_the_public_names_can_be_found():
-    """As an editor or a notebook does that completes what is being typed."""
-    listed = dir(gradweave)
-    assert {*gradweave.__all__, "hooks", "__version__"} <= set(listed)
-    assert not [name for name in listed if not name.startswith("__") and not is_public(name)]
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_the_public_names_are_what_all_says(module):
+    """As an editor or a notebook sees them that completes what is being typed."""
+    public = import_module(module)
+    assert public.__all__ == sorted(set(public.__all__), key=public.__all__.index)
+    listed = [name for name in dir(public) if not name.startswith("_")]
+    assert listed == sorted(public.__all__)
     for name in listed:
-        getattr(gradweave, name)
+        assert (getattr(public, name).__doc__ or "").strip(), name
 
 
-def is_public(name: str) -> bool:
-    return name in gradweave.__all__ or name == "hooks"
-
-
-def test_the_public_names_are_documented():
-    for name in dir(gradweave):
-        if is_public(name):
-            assert (getattr(gradweave, name).__doc__ or "").strip(), name
+def test_the_list_of_names_is_all_that_there_is():
+    assert dir(gradweave) == gradweave.__all__

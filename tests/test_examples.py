@@ -9,8 +9,8 @@ from pages import ROOT
 from ranks import on_processes
 
 from gradweave import DistributedDataParallel
-from gradweave.cli import main
-from gradweave.report.folders import read_folders
+from gradweave._src.cli import main
+from gradweave._src.report.folders import read_folders
 
 
 def torchrun(script, *arguments):

@@ -3,7 +3,7 @@
 import altair as alt
 
 from gradweave import Network
-from gradweave.costs import flat
+from gradweave._src.costs import flat
 
 from . import charts
 from .blueconnect_exchange import (

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from gradweave import Network
-from gradweave.costs import Link, flat
-from gradweave.costs.pipeline import (
+from gradweave._src.costs import Link, flat
+from gradweave._src.costs.pipeline import (
     PipelineCost,
     pipeline_all_reduce,
     pipeline_broadcast,
     pipeline_reduce,
 )
-from gradweave.vocabulary import Operation
+from gradweave._src.vocabulary import Operation
 
 from . import charts
 

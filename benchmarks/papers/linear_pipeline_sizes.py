@@ -3,7 +3,7 @@
 import altair as alt
 import numpy as np
 
-from gradweave.vocabulary import Operation, parse_bytes
+from gradweave._src.vocabulary import Operation, parse_bytes
 
 from . import charts
 from .linear_pipeline_costs import (

@@ -2,7 +2,7 @@
 
 import altair as alt
 
-from gradweave.vocabulary import Operation
+from gradweave._src.vocabulary import Operation
 
 from . import charts
 from .linear_pipeline_costs import (

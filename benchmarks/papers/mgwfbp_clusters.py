@@ -7,7 +7,7 @@ from functools import cache
 import altair as alt
 
 from gradweave import Network, Trace, load_network, load_trace
-from gradweave.simulation import Case, Outcome, run
+from gradweave._src.simulation import Case, Outcome, run
 
 from . import charts
 from .page import (

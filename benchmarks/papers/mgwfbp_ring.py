@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gradweave.planning.optimal import DEFAULT_TOLERANCE
-from gradweave.simulation import PAPER_WORKERS
+from gradweave._src.planning.optimal import DEFAULT_TOLERANCE
+from gradweave._src.simulation import PAPER_WORKERS
 
 from .charts import PLANNERS
 from .mgwfbp_sweep import (

@@ -8,8 +8,8 @@ import altair as alt
 from msgspec.structs import replace
 
 from gradweave import Network, Plan, Trace, load_network, load_trace
-from gradweave.costs import Line, flat
-from gradweave.simulation import PAPER_WORKERS, Case, Outcome, run
+from gradweave._src.costs import Line, flat
+from gradweave._src.simulation import PAPER_WORKERS, Case, Outcome, run
 
 from . import charts
 from .page import claim

@@ -2,7 +2,7 @@
 
 import altair as alt
 
-from gradweave.simulation import PAPER_WORKERS
+from gradweave._src.simulation import PAPER_WORKERS
 
 from .charts import PLANNERS
 from .mgwfbp_sweep import by, efficiency_chart

@@ -8,8 +8,8 @@ from convergence import EXPERIMENTS, Everything, page
 from msgspec.structs import replace
 from ranks import on_processes
 
-from gradweave.bench.convergence import Epoch, Outcome, Training
-from gradweave.bench.convergence_job import Rates, trained
+from gradweave._src.bench.convergence import Epoch, Outcome, Training
+from gradweave._src.bench.convergence_job import Rates, trained
 
 TRAINING = Training(
     experiment="small-cnn",
@@ -28,7 +28,7 @@ def data(tmp_path) -> Path:
     """The shipped images, where the whole data set would be."""
     folder = tmp_path / "data"
     folder.mkdir()
-    shipped = Path(str(package_files("gradweave.workloads") / "data"))
+    shipped = Path(str(package_files("gradweave._src.workloads") / "data"))
     (folder / "fashion-mnist").symlink_to(shipped, target_is_directory=True)
     return folder
 

@@ -9,11 +9,11 @@ import torch
 from ranks import on_processes
 
 from gradweave import CollectiveCost, Network, RequestError, Tensor, Trace
-from gradweave.bench import training
-from gradweave.bench.peer_plans import Job, find_peer, low_rank_bytes, zero_shares
-from gradweave.bench.runtimes import running
-from gradweave.bench.trainee import Seen, Trainee
-from gradweave.bench.training import (
+from gradweave._src.bench import training
+from gradweave._src.bench.peer_plans import Job, find_peer, low_rank_bytes, zero_shares
+from gradweave._src.bench.runtimes import running
+from gradweave._src.bench.trainee import Seen, Trainee
+from gradweave._src.bench.training import (
     COMPUTE,
     Case,
     Settings,
@@ -23,13 +23,13 @@ from gradweave.bench.training import (
     to_measure,
     train_on_cluster,
 )
-from gradweave.bench.training_job import answers
-from gradweave.cli import main
-from gradweave.costs import Line
-from gradweave.lab import ClusterSpec
-from gradweave.runs import RunFolder
-from gradweave.vocabulary import MIB, Way
-from gradweave.workloads.replay import Replay
+from gradweave._src.bench.training_job import answers
+from gradweave._src.cli import main
+from gradweave._src.costs import Line
+from gradweave._src.lab import ClusterSpec
+from gradweave._src.runs import RunFolder
+from gradweave._src.vocabulary import MIB, Way
+from gradweave._src.workloads.replay import Replay
 
 RANKS = 2
 

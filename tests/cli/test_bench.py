@@ -7,10 +7,10 @@ from typing import get_args
 import pytest
 from commands import torchrun
 
-from gradweave.cli import main
-from gradweave.measure.collectives import bus_factor
-from gradweave.runs import RunFolder
-from gradweave.vocabulary import Operation
+from gradweave._src.cli import main
+from gradweave._src.measure.collectives import bus_factor
+from gradweave._src.runs import RunFolder
+from gradweave._src.vocabulary import Operation
 
 
 @pytest.fixture
@@ -197,7 +197,9 @@ def test_training_beside_both_passes_and_in_loops(capsys, tmp_path):
 def test_mistakes_are_one_line(capsys, monkeypatch, argv, complaint):
     """Before a cluster is built, which would take longer and print more."""
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr("gradweave.lab.Cluster.__enter__", lambda _: pytest.fail("it was built"))
+    monkeypatch.setattr(
+        "gradweave._src.lab.Cluster.__enter__", lambda _: pytest.fail("it was built")
+    )
     assert main(argv) == 2
     stderr = capsys.readouterr().err
     assert complaint in stderr

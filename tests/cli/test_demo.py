@@ -6,14 +6,14 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from gradweave.cli import demo, main
-from gradweave.cli.bars import Bar, print_bars
-from gradweave.lab import ClusterSpec
-from gradweave.plan import merge
-from gradweave.presets import load_trace
-from gradweave.results import LossSeries, Result, StageBegin
-from gradweave.runs import Prediction
-from gradweave.timeline import Span, Timeline
+from gradweave._src.cli import demo, main
+from gradweave._src.cli.bars import Bar, print_bars
+from gradweave._src.lab import ClusterSpec
+from gradweave._src.plan import merge
+from gradweave._src.presets import load_trace
+from gradweave._src.results import LossSeries, Result, StageBegin
+from gradweave._src.runs import Prediction
+from gradweave._src.timeline import Span, Timeline
 
 
 @pytest.fixture

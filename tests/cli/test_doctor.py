@@ -9,10 +9,10 @@ import pytest
 from checkups import GIGABIT, checkup
 from commands import run, torchrun
 
-from gradweave.cli import doctor, main
-from gradweave.doctor import diagnose
-from gradweave.doctor.checkup import AllReduce
-from gradweave.report.checkup_page import make_checkup_page
+from gradweave._src.cli import doctor, main
+from gradweave._src.doctor import diagnose
+from gradweave._src.doctor.checkup import AllReduce
+from gradweave._src.report.checkup_page import make_checkup_page
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -22,10 +22,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim.swa_utils import AveragedModel
 
 from gradweave import DistributedDataParallel, RequestError
-from gradweave.cli import main
-from gradweave.integrations import script
-from gradweave.integrations.script import RANKS_NAMES, Script, run_script
-from gradweave.integrations.stand_in import in_torchs_place, stand_in
+from gradweave._src.cli import main
+from gradweave._src.integrations import script
+from gradweave._src.integrations.script import RANKS_NAMES, Script, run_script
+from gradweave._src.integrations.stand_in import in_torchs_place, stand_in
 
 QUICK = {"record_steps": 1, "trial_steps": 1}
 TRAINING = """

@@ -14,7 +14,7 @@ LIMIT_S = 60.0  # for what takes a second or two, on a busy machine
 # A test may run where SIGINT or, under nohup, SIGHUP is ignored.
 COMMAND_LINE = """
 import signal, sys
-from gradweave.cli import main
+from gradweave._src.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.exit(main())

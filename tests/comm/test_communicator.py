@@ -9,19 +9,19 @@ import pytest
 import torch
 from ranks import on_processes, on_threads
 
-from gradweave.collectives import ALGORITHMS, build, halving, ring
-from gradweave.collectives.program import program
-from gradweave.collectives.schedule import Schedule, block_edges, transfers
-from gradweave.collectives.topology import Topology, flat_topology, topology_of
-from gradweave.comm import Communicator
-from gradweave.comm.channel import Call
-from gradweave.comm.execute import MOST_AT_ONCE, POSTED_AHEAD, execute
-from gradweave.comm.native import NATIVE
-from gradweave.comm.rounds import execute_by_rounds
-from gradweave.comm.slices import LEAST_SLICE_BYTES, MOST_SLICE_BYTES, Scratch, cut, slices_for
-from gradweave.comm.worker import CommunicationThread
-from gradweave.costs import GIGABIT_ETHERNET, Link
-from gradweave.errors import CollectiveError, RequestError
+from gradweave._src.collectives import ALGORITHMS, build, halving, ring
+from gradweave._src.collectives.program import program
+from gradweave._src.collectives.schedule import Schedule, block_edges, transfers
+from gradweave._src.collectives.topology import Topology, flat_topology, topology_of
+from gradweave._src.comm import Communicator
+from gradweave._src.comm.channel import Call
+from gradweave._src.comm.execute import MOST_AT_ONCE, POSTED_AHEAD, execute
+from gradweave._src.comm.native import NATIVE
+from gradweave._src.comm.rounds import execute_by_rounds
+from gradweave._src.comm.slices import LEAST_SLICE_BYTES, MOST_SLICE_BYTES, Scratch, cut, slices_for
+from gradweave._src.comm.worker import CommunicationThread
+from gradweave._src.costs import GIGABIT_ETHERNET, Link
+from gradweave._src.errors import CollectiveError, RequestError
 
 WORLDS = [1, 2, 3, 4, 8]
 SLOW = Link(latency_s=1.0, s_per_byte=1.0)

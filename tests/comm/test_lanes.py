@@ -6,10 +6,10 @@ import pytest
 import torch
 from ranks import on_threads
 
-from gradweave.collectives.schedule import block_edges
-from gradweave.comm import Communicator
-from gradweave.comm.lanes import LANES, Lanes, Sent
-from gradweave.errors import CollectiveError
+from gradweave._src.collectives.schedule import block_edges
+from gradweave._src.comm import Communicator
+from gradweave._src.comm.lanes import LANES, Lanes, Sent
+from gradweave._src.errors import CollectiveError
 
 # Large and small ones in turn; blocks of unequal sizes, and none for some ranks.
 SIZES = (260_000, 3, 1_000_001, 1, 260_007, 1024, 2)

@@ -11,11 +11,11 @@ from pages import ROOT, blocks, make_checkout, section
 from ranks import on_processes
 from torch import nn
 
-from gradweave import files
-from gradweave.kept import Steps
-from gradweave.lab import Cluster, ClusterSpec
-from gradweave.recipe import Recipe
-from gradweave.report.folders import read_folders
+from gradweave._src import files
+from gradweave._src.kept import Steps
+from gradweave._src.lab import Cluster, ClusterSpec
+from gradweave._src.recipe import Recipe
+from gradweave._src.report.folders import read_folders
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 SHELL = [block for block in blocks(PAGE) if block.language == "sh"]

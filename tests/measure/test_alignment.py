@@ -5,8 +5,8 @@ import time
 import pytest
 from ranks import on_threads
 
-from gradweave.measure.alignment import clock_offset_s
-from gradweave.measure.spans import SpanRecorder, aligned_timelines
+from gradweave._src.measure.alignment import clock_offset_s
+from gradweave._src.measure.spans import SpanRecorder, aligned_timelines
 
 OFFSETS_S = [0.0, 1000.0, -250.0]
 

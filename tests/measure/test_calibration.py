@@ -6,15 +6,16 @@ import pytest
 import torch
 from ranks import on_threads
 
-from gradweave import CollectiveCost, Compression, Curve, RequestError, files, make_plan
-from gradweave.collectives import ways
-from gradweave.comm import Communicator
-from gradweave.comm.lanes import Lanes
-from gradweave.costs import Links
-from gradweave.measure.load import computing
-from gradweave.measure.network import calibrate, send_in_turn
-from gradweave.network import Network
-from gradweave.vocabulary import Way
+from gradweave import CollectiveCost, Compression, Curve, RequestError, make_plan
+from gradweave._src import files
+from gradweave._src.collectives import ways
+from gradweave._src.comm import Communicator
+from gradweave._src.comm.lanes import Lanes
+from gradweave._src.costs import Links
+from gradweave._src.measure.load import computing
+from gradweave._src.measure.network import calibrate, send_in_turn
+from gradweave._src.network import Network
+from gradweave._src.vocabulary import Way
 
 
 def calibrated(group, options):

@@ -16,8 +16,8 @@ from report_cases import (
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-from gradweave.report.folders import read_folders
-from gradweave.report.page import make_page
+from gradweave._src.report.folders import read_folders
+from gradweave._src.report.page import make_page
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,14 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from gradweave.compression import ROUNDING_NAMES, Compression
-from gradweave.costs import Line
-from gradweave.planning import find_planner, make_plan
-from gradweave.planning.optimal import optimal
-from gradweave.report.folders import read_folders
-from gradweave.report.page import make_page
-from gradweave.report.pricing import price_of
-from gradweave.simulation import simulate
+from gradweave._src.compression import ROUNDING_NAMES, Compression
+from gradweave._src.costs import Line
+from gradweave._src.planning import find_planner, make_plan
+from gradweave._src.planning.optimal import optimal
+from gradweave._src.report.folders import read_folders
+from gradweave._src.report.page import make_page
+from gradweave._src.report.pricing import price_of
+from gradweave._src.simulation import simulate
 
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 WIDTHS = (1280, 390)

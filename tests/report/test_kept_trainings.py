@@ -7,11 +7,11 @@ import pytest
 from drawn_timelines import assert_drawn_as_measured
 from test_browser import Page
 
-from gradweave.cli import main
-from gradweave.errors import LabError
-from gradweave.lab import Cluster, ClusterSpec
-from gradweave.report.folders import read_folders
-from gradweave.report.page import make_page
+from gradweave._src.cli import main
+from gradweave._src.errors import LabError
+from gradweave._src.lab import Cluster, ClusterSpec
+from gradweave._src.report.folders import read_folders
+from gradweave._src.report.page import make_page
 
 STEPS = 30
 LIMIT_S = 240.0  # for what takes ten seconds, on a busy machine
@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 import gradweave
-from gradweave.workloads.datasets import Batches, fashion_mnist_subset
-from gradweave.workloads.models import SmallCNN
+from gradweave._src.workloads.datasets import Batches, fashion_mnist_subset
+from gradweave._src.workloads.models import SmallCNN
 
 
 def train(wrapper, folder):

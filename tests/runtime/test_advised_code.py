@@ -8,7 +8,7 @@ import torch
 
 import gradweave
 from gradweave import load_network, load_trace
-from gradweave.advice import advise
+from gradweave._src.advice import advise
 
 PARSED_BY_PYTHON = ("torch.nn", "gradweave.", "model = ", "with ")
 

@@ -5,10 +5,10 @@ import torch
 from ranks import on_threads, seeded
 from torch.nn.functional import cross_entropy
 
-from gradweave.errors import RequestError
-from gradweave.runtime.bsp import LOOPS
-from gradweave.workloads.datasets import Batches, fashion_mnist_subset
-from gradweave.workloads.models import SmallCNN
+from gradweave._src.errors import RequestError
+from gradweave._src.runtime.bsp import LOOPS
+from gradweave._src.workloads.datasets import Batches, fashion_mnist_subset
+from gradweave._src.workloads.models import SmallCNN
 
 STEPS, BATCH = 12, 3
 COLLECTIVES = ("linear-pipeline", "mst", "exchange", "native")

@@ -17,8 +17,8 @@ from small_training import (
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.torch_internals import torch_bucket_bytes
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.torch_internals import torch_bucket_bytes
 
 
 def whole_course(group, options, accumulate):

@@ -8,9 +8,9 @@ from ranks import on_processes
 from torch import nn
 
 from gradweave import DistributedDataParallel, ShardedDataParallel
-from gradweave.runtime import activities, instruments, probing
-from gradweave.runtime.probing import Probing
-from gradweave.sparse.settings import GTopK
+from gradweave._src.runtime import activities, instruments, probing
+from gradweave._src.runtime.probing import Probing
+from gradweave._src.sparse.settings import GTopK
 
 WIDTH = 200  # so that torch's own buckets are far larger than what is probed
 MOST_STEPS = 20_000  # threads of a busy machine are late

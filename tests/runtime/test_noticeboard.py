@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import on_threads
 
-from gradweave.runtime.noticeboard import Ended, Noticeboard
+from gradweave._src.runtime.noticeboard import Ended, Noticeboard
 
 
 def said(group):

@@ -15,8 +15,8 @@ from torch.distributed.distributed_c10d import _world
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
-from gradweave.comm import Communicator
-from gradweave.runtime.sharded import ShardedDataParallel
+from gradweave._src.comm import Communicator
+from gradweave._src.runtime.sharded import ShardedDataParallel
 
 WRAPPERS, STEPS = 20, 3
 
@@ -66,10 +66,10 @@ def test_twenty_wrappers_leave_nothing(options, tmp_path):
 SCRIPT = """
     import sys, torch, torch.distributed as dist
     from torch import nn
-    from gradweave.comm import Communicator
-    from gradweave.plan import Bucket, Plan
-    from gradweave.runtime import flat_engine
-    from gradweave.runtime.sharded import ShardedDataParallel
+    from gradweave._src.comm import Communicator
+    from gradweave._src.plan import Bucket, Plan
+    from gradweave._src.runtime import flat_engine
+    from gradweave._src.runtime.sharded import ShardedDataParallel
 
     rank, store, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     torch.set_num_threads(1)

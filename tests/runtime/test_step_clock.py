@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import DistributedDataParallel, ShardedDataParallel, watch
-from gradweave.measure.clocks import HostClock
-from gradweave.phases import PHASES, Phases
-from gradweave.plan import Bucket, Plan
-from gradweave.results import StageBegin
-from gradweave.runtime.step_clock import KEPT_STEPS, StepClock
+from gradweave._src.measure.clocks import HostClock
+from gradweave._src.phases import PHASES, Phases
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.results import StageBegin
+from gradweave._src.runtime.step_clock import KEPT_STEPS, StepClock
 
 
 class Scripted:

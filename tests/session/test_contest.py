@@ -5,15 +5,15 @@ from hypothesis import find
 from hypothesis import strategies as st
 from on_paper import Owner, density_at, owner, scripted, times_s
 
-from gradweave.advice import faster_with_same_batch
-from gradweave.session.commands import (
+from gradweave._src.advice import faster_with_same_batch
+from gradweave._src.session.commands import (
     FindCandidates,
     Recorded,
     TakeSteps,
 )
-from gradweave.session.explain import explanation
-from gradweave.session.session import Session
-from gradweave.session.task import PlanningTask
+from gradweave._src.session.explain import explanation
+from gradweave._src.session.session import Session
+from gradweave._src.session.task import PlanningTask
 
 APART = {"baseline_caps_bytes": (1, 1)}  # a bucket for each tensor
 

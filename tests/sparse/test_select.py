@@ -7,11 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lockstep import bits
 
-from gradweave.errors import RequestError
-from gradweave.sparse import kernels, vectors
-from gradweave.sparse.residual import Flat
-from gradweave.sparse.select import SELECTIONS, compile_kernels, default_selection, select
-from gradweave.sparse.vectors import elements_kept
+from gradweave._src.errors import RequestError
+from gradweave._src.sparse import kernels, vectors
+from gradweave._src.sparse.residual import Flat
+from gradweave._src.sparse.select import SELECTIONS, compile_kernels, default_selection, select
+from gradweave._src.sparse.vectors import elements_kept
 
 EXACT = ("radix", "torch-topk")
 NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
@@ -180,7 +180,7 @@ def test_what_cannot_be_selected_from():
 def test_without_numba_torch_selects(monkeypatch):
     assert default_selection(torch.device("cpu")) == "radix"
     assert default_selection(torch.device("cuda")) == "torch-topk"
-    monkeypatch.setattr("gradweave.sparse.select.kernels", lambda: None)
+    monkeypatch.setattr("gradweave._src.sparse.select.kernels", lambda: None)
     assert default_selection(torch.device("cpu")) == "torch-topk"
     compile_kernels(torch.float32)
     with pytest.raises(RequestError, match=r"needs numba; install gradweave\[sparse\]"):

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradweave.errors import RequestError
-from gradweave.sparse.settings import GTopK, TopK
-from gradweave.sparse.warmup import (
+from gradweave._src.errors import RequestError
+from gradweave._src.sparse.settings import GTopK, TopK
+from gradweave._src.sparse.warmup import (
     Densities,
     MomentumCorrection,
     clip_local_norm,

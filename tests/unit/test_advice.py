@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from strategies import costs, traces
 
 from gradweave import CollectiveCost, Network, UnknownCost, load_network, load_trace, simulate
-from gradweave.advice import Advice, advise, faster_with_same_batch
-from gradweave.advice.job import EQUALLY_FAST
-from gradweave.advice.ways import WAYS
-from gradweave.compression import ROUNDING_NAMES
-from gradweave.costs import Line, Link, flat
-from gradweave.planning import make_plan
-from gradweave.presets import trace_names
+from gradweave._src.advice import Advice, advise, faster_with_same_batch
+from gradweave._src.advice.job import EQUALLY_FAST
+from gradweave._src.advice.ways import WAYS
+from gradweave._src.compression import ROUNDING_NAMES
+from gradweave._src.costs import Line, Link, flat
+from gradweave._src.planning import make_plan
+from gradweave._src.presets import trace_names
 
 # By formula on equal links and on tiers, measured curves, fitted lines: with workers they know.
 NETWORKS = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategies import curves
 
 from gradweave import Compression, RequestError, UnknownCost
-from gradweave.costs import (
+from gradweave._src.costs import (
     FORMULAS,
     Curve,
     Level,
@@ -22,9 +22,9 @@ from gradweave.costs import (
     flat,
     sparse_closed_form,
 )
-from gradweave.costs.pipeline import PipelineCost
-from gradweave.simulation.schedule import simulate_schedule
-from gradweave.sparse.exchange import EXCHANGES
+from gradweave._src.costs.pipeline import PipelineCost
+from gradweave._src.simulation.schedule import simulate_schedule
+from gradweave._src.sparse.exchange import EXCHANGES
 
 A, B, G = 3e-5, 2e-9, 5e-10
 LINK = Link(latency_s=A, s_per_byte=B, sum_s_per_byte=G)

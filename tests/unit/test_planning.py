@@ -19,12 +19,12 @@ from gradweave import (
     make_plan,
     simulate,
 )
-from gradweave.compression import EXCHANGE_NAMES
-from gradweave.costs import Curve, Line, flat
-from gradweave.plan import merge
-from gradweave.planning import PLANNERS, find_planner
-from gradweave.planning.mgwfbp import mgwfbp
-from gradweave.planning.optimal import optimal, optimal_for_any_cost, optimal_for_line
+from gradweave._src.compression import EXCHANGE_NAMES
+from gradweave._src.costs import Curve, Line, flat
+from gradweave._src.plan import merge
+from gradweave._src.planning import PLANNERS, find_planner
+from gradweave._src.planning.mgwfbp import mgwfbp
+from gradweave._src.planning.optimal import optimal, optimal_for_any_cost, optimal_for_line
 
 NAMES = ["fixed:100B" if name == "fixed" else name for name in PLANNERS]
 

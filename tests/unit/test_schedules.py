@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradweave import RequestError
-from gradweave.collectives import (
+from gradweave._src.collectives import (
     ALGORITHMS,
     binomial,
     blueconnect,
@@ -25,8 +25,8 @@ from gradweave.collectives import (
     tree,
     two_level,
 )
-from gradweave.collectives.program import Kind, program
-from gradweave.collectives.schedule import (
+from gradweave._src.collectives.program import Kind, program
+from gradweave._src.collectives.schedule import (
     Round,
     Schedule,
     backwards,
@@ -36,10 +36,10 @@ from gradweave.collectives.schedule import (
     then,
     transfers,
 )
-from gradweave.collectives.topology import Topology, flat_topology, topology_of
-from gradweave.collectives.verify import find_violation, goal
-from gradweave.costs import Level, Link, Links, closed_form, flat
-from gradweave.simulation.schedule import bytes_across_tier, simulate_schedule
+from gradweave._src.collectives.topology import Topology, flat_topology, topology_of
+from gradweave._src.collectives.verify import find_violation, goal
+from gradweave._src.costs import Level, Link, Links, closed_form, flat
+from gradweave._src.simulation.schedule import bytes_across_tier, simulate_schedule
 
 WORLDS = [*range(1, 34), 48, 64]
 LINK = Link(latency_s=3e-5, s_per_byte=2e-9, sum_s_per_byte=5e-10)

@@ -13,10 +13,10 @@ from strategies import (
 )
 
 from gradweave import CollectiveCost, Network, RequestError, load_network, load_trace, simulate
-from gradweave.plan import merge
-from gradweave.planning import PLANNERS, make_plan
-from gradweave.simulation import Case, Jitter, cases, run
-from gradweave.simulation.jitter import slowest
+from gradweave._src.plan import merge
+from gradweave._src.planning import PLANNERS, make_plan
+from gradweave._src.simulation import Case, Jitter, cases, run
+from gradweave._src.simulation.jitter import slowest
 
 NAMES = ["fixed:100B" if name == "fixed" else name for name in PLANNERS]
 

@@ -1,0 +1,119 @@
+"""Predict how a job scales: iteration time, exposed communication, efficiency.
+
+For every trace, network, collective, number of workers, passes and planner: merge the gradients as
+the planner says, then simulate one iteration. Examples:
+
+  gradweave simulate --trace resnet50 --network k80-10gbe --workers 4,16,64
+  gradweave simulate --trace googlenet-k80 --network k80-10gbe --workers 16,64,256 \\
+      --planner wfbp,single,mgwfbp,optimal --collective ring
+  gradweave simulate --trace resnet50 --network gtopk-1gbe --workers 4,16,64,256,1024,2048 \\
+      --planner optimal --passes backward,both
+"""
+
+import argparse
+from collections.abc import Sequence
+from itertools import groupby
+
+from gradweave._src.cli import arguments
+from gradweave._src.cli.tables import (
+    milliseconds,
+    note_extrapolations,
+    percent,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+)
+from gradweave._src.planning import planner_summary
+from gradweave._src.simulation import Jitter, Outcome
+from gradweave._src.simulation import run as run_case
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_job_arguments(parser, planners="ddp,optimal")
+    jitter = parser.add_argument_group("workers that differ")
+    jitter.add_argument(
+        "--jitter",
+        type=arguments.number(least=0, most=10),
+        default=0.0,
+        metavar="X",
+        help="standard deviation of each worker's times, as a share of them",
+    )
+    jitter.add_argument(
+        "--stragglers",
+        type=arguments.whole_number(least=0),
+        default=0,
+        metavar="N",
+        help="so many workers are slow",
+    )
+    jitter.add_argument(
+        "--slowdown",
+        type=arguments.number(least=1, most=1000),
+        default=1.5,
+        metavar="X",
+        help="a straggler takes X times as long (default: 1.5)",
+    )
+    jitter.add_argument(
+        "--iterations",
+        type=arguments.whole_number(least=1),
+        default=100,
+        metavar="N",
+        help="how many to average over when workers differ (default: 100)",
+    )
+    jitter.add_argument(
+        "--seed", type=arguments.whole_number(least=0), default=0, metavar="N", help="default: 0"
+    )
+    parser.add_argument("--json", action="store_true", help="print a list of objects")
+
+
+def run(options: argparse.Namespace) -> None:
+    jitter = _jitter(options)
+    outcomes = [
+        run_case(case, jitter=jitter, iterations=options.iterations, seed=options.seed).outcome
+        for case in progress(arguments.asked_cases(options), doing="simulating")
+    ]
+    if options.json:
+        print_json(outcomes)
+    else:
+        for _, group in groupby(outcomes, _job):
+            _print(list(group))
+        _explain(options.planner)
+    note_extrapolations(outcomes)
+
+
+def _explain(planners: Sequence[str]) -> None:
+    width = max(map(len, planners))
+    for name in dict.fromkeys(planners):
+        print_line(f"{name:{width}}  {planner_summary(name)}")
+
+
+def _jitter(options: argparse.Namespace) -> Jitter | None:
+    if options.jitter == 0 and options.stragglers == 0:
+        return None
+    return Jitter(spread=options.jitter, stragglers=options.stragglers, slowdown=options.slowdown)
+
+
+def _job(outcome: Outcome) -> tuple[str, ...]:
+    width = "" if outcome.bytes_per_element is None else f"{outcome.bytes_per_element}-byte "
+    way = outcome.compression or outcome.collective
+    return outcome.trace, outcome.network, f"{width}gradients by {way}"
+
+
+def _print(outcomes: Sequence[Outcome]) -> None:
+    trace, network, way = _job(outcomes[0])
+    alone_s = outcomes[0].compute_s
+    print_table(
+        f"{trace} on {network}, {way}; one worker alone: {milliseconds(alone_s)} ms",
+        {
+            "workers": [str(o.workers) for o in outcomes],
+            "passes": [o.passes for o in outcomes],
+            "planner": [o.planner for o in outcomes],
+            "messages": [str(o.messages) for o in outcomes],
+            "iteration ms": [milliseconds(o.iteration_s) for o in outcomes],
+            "exposed ms": [milliseconds(o.exposed_s) for o in outcomes],
+            "overlap": [percent(o.overlap) for o in outcomes],
+            "efficiency": [percent(o.efficiency) for o in outcomes],
+            "speed-up": [f"{o.speedup:,.1f}" for o in outcomes],
+            "samples/s": [f"{o.samples_per_s:,.0f}" for o in outcomes],
+        },
+    )

@@ -1,0 +1,29 @@
+"""Two-level all-reduce: one master per group speaks for it."""
+
+import numpy as np
+
+from gradweave._src.collectives import exchange
+from gradweave._src.collectives.blueconnect import best_tier
+from gradweave._src.collectives.schedule import Schedule, on_groups, then
+
+
+def all_reduce(local: int, masters: int) -> Schedule:
+    """Reduce to the first rank of each group, all-reduce among these, broadcast back.
+
+    Ranks are numbered so that a group's ranks follow each other.
+    """
+    ranks = local * masters
+    blocks = ranks  # so that the parts of every step are whole blocks
+    members = np.arange(ranks).reshape(masters, local)
+    inside = (np.arange(local + 1) * masters)[None, :].repeat(masters, axis=0)
+    between = (np.arange(masters + 1) * local)[None, :]
+    return then(
+        on_groups(exchange.reduce(local), members, inside, ranks=ranks, blocks=blocks),
+        on_groups(_among_masters(masters), members[:, :1].T, between, ranks=ranks, blocks=blocks),
+        on_groups(exchange.broadcast(local), members, inside, ranks=ranks, blocks=blocks),
+    )
+
+
+def _among_masters(masters: int) -> Schedule:
+    tier = best_tier(masters)
+    return then(tier.reduce_scatter(masters), tier.all_gather(masters))

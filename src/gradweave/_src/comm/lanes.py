@@ -1,0 +1,84 @@
+"""Messages on their way over several threads, and what to say when they fail."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gradweave._src.comm.communicator import Communicator
+from gradweave._src.comm.worker import SENDING, CommunicationThread, Done
+from gradweave._src.errors import CollectiveError
+from gradweave._src.torch_internals import named_range
+from gradweave._src.vocabulary import Operation
+
+# While one thread adds, or begins a message, or ends one, the network carries the other's. Shares
+# of one message on both were slower: the threads then wait for the network at the same moments.
+LANES = 2
+
+
+class Lanes:
+    """Threads on which messages take turns, in the order in which all ranks submit them.
+
+    Each has a process group of its own.
+    """
+
+    def __init__(self, communicators: Sequence[Communicator]) -> None:
+        self._threads = [CommunicationThread(communicator) for communicator in communicators]
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._threads)
+
+    def submit(
+        self,
+        operation: Operation,
+        message: torch.Tensor,
+        *,
+        collective: str,
+        on_end: Callable[[float], None] | None = None,
+    ) -> Done:
+        """What to wait for; once a message has failed, so do later ones of the same thread.
+
+        ``on_end`` is called with the moment at which the message began to travel.
+        """
+        thread = self._threads[self._turn]
+        self._turn = (self._turn + 1) % len(self._threads)
+
+        def carry() -> None:
+            began_s = time.perf_counter()
+            with named_range(SENDING, operation, message.nbytes, collective):
+                thread.communicator.run(operation, message, collective=collective)
+            if on_end is not None:
+                on_end(began_s)
+
+        return thread.submit_task(carry, message)
+
+    def drain(self, within_s: float) -> None:
+        """Until everything submitted is over or has failed, or so long for each thread."""
+        for thread in self._threads:
+            thread.drain(within_s)
+
+    def close(self, within_s: float | None = None) -> bool:
+        """End the threads when everything submitted is over; whether that was within so long."""
+        ended = [thread.close(within_s) for thread in self._threads]
+        self._threads.clear()
+        return all(ended)
+
+    def include_this_thread(self) -> bool:
+        """Whether one of the threads is the caller's, which cannot wait for its own end."""
+        return any(thread.is_this_thread() for thread in self._threads)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Something on its way, which knows what to say when it fails."""
+
+    done: Done
+    where: str
+
+    def wait(self) -> None:
+        try:
+            self.done.wait()
+        except Exception as error:
+            raise CollectiveError(f"{self.where}: {error}") from error

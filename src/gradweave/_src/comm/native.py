@@ -1,0 +1,64 @@
+"""The backend's own collectives, in the same place as ours: on a flat message, in place."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from gradweave._src.collectives.schedule import block_edges
+from gradweave._src.vocabulary import Operation
+
+
+def all_reduce(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
+    del root
+    group.allreduce([message]).wait()
+
+
+def broadcast(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    group.broadcast([message], options).wait()
+
+
+def reduce(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
+    options = dist.ReduceOptions()
+    options.rootRank = root
+    group.reduce([message], options).wait()
+
+
+def reduce_scatter(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
+    """Block b of the message belongs to rank b."""
+    del root
+    blocks = _blocks(message, group)
+    group.reduce_scatter([blocks[group.rank()]], [blocks]).wait()
+
+
+def all_gather(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
+    """Block b belongs to rank b. Backends gather equal sizes, so uneven blocks are padded."""
+    del root
+    blocks = _blocks(message, group)
+    largest = max(block.numel() for block in blocks)
+    if message.numel() == largest * group.size():
+        group.allgather([blocks], [blocks[group.rank()].clone()]).wait()
+        return
+    padded = message.new_zeros(group.size(), largest)
+    own = blocks[group.rank()]
+    mine = message.new_zeros(largest)
+    mine[: own.numel()] = own
+    group.allgather([list(padded)], [mine]).wait()
+    for block, row in zip(blocks, padded, strict=True):
+        block.copy_(row[: block.numel()])
+
+
+def _blocks(message: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    sizes = torch.as_tensor(block_edges(message.numel(), group.size())).diff().tolist()
+    return list(torch.split(message, sizes))
+
+
+NATIVE: Mapping[Operation, Callable[[torch.Tensor, dist.ProcessGroup, int], None]] = {
+    "all-reduce": all_reduce,
+    "broadcast": broadcast,
+    "reduce": reduce,
+    "reduce-scatter": reduce_scatter,
+    "all-gather": all_gather,
+}

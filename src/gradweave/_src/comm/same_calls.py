@@ -1,0 +1,35 @@
+"""Comparing notes before a kind of message travels for the first time."""
+
+import torch
+import torch.distributed as dist
+
+from gradweave._src.comm.channel import Call
+from gradweave._src.comm.small_messages import gather_text
+from gradweave._src.errors import CollectiveError
+
+
+class SameCalls:
+    """The kinds of messages that all ranks of a group are known to mean alike.
+
+    Ranks that part later are not told so, but take nothing from each other: their tags differ.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._kinds: set[str] = set()
+
+    def check(self, call: Call, *, device: torch.device, circumstances: str = "") -> None:
+        """``circumstances`` must be the same, too; they are not part of the kind."""
+        if call.kind in self._kinds:
+            return
+        try:
+            everyone = gather_text(self._group, call.kind + circumstances, device=device)
+        except RuntimeError as error:
+            raise call.failed("comparing notes before the first of its kind", error) from error
+        for rank, text in enumerate(everyone):
+            if text != everyone[0]:
+                raise CollectiveError(
+                    f"ranks disagree on what to do: rank 0 has {everyone[0]}; rank {rank} has "
+                    f"{text}; call it alike, with the same topology and link, on every rank"
+                )
+        self._kinds.add(call.kind)

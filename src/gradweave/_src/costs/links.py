@@ -1,0 +1,84 @@
+"""Links and how they are arranged: what the closed forms compute with."""
+
+from itertools import accumulate
+from math import prod
+from operator import mul
+
+from msgspec import Struct
+
+from gradweave._src.checks import require_not_negative, require_positive
+from gradweave._src.vocabulary import Topology
+
+
+class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message of M bytes takes ``latency_s + s_per_byte * M`` (the papers' alpha and beta)."""
+
+    latency_s: float
+    s_per_byte: float
+    sum_s_per_byte: float = 0.0  # to add a received byte to one's own (gamma)
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "latency_s", "s_per_byte", "sum_s_per_byte")
+
+
+# What a transfer costs through gloo on Gigabit Ethernet, until somebody has measured it: choosing
+# a block size needs some such number, and depends on it by its square root only.
+GIGABIT_ETHERNET = Link(latency_s=100e-6, s_per_byte=8e-9)
+
+
+class Level(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tier of the network: how many members a group has, and the link each of them has.
+
+    A member of the innermost tier is a worker; of the next tier a whole group of workers, which
+    share its link.
+    """
+
+    members: int | None  # None at the outermost tier: as many as there are
+    link: Link
+
+    def __post_init__(self) -> None:
+        if self.members is not None:
+            require_positive(self, "members")
+
+
+class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tiers of a network, innermost first."""
+
+    levels: tuple[Level, ...]
+    topology: Topology = "fat-tree"
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise ValueError("levels must not be empty")
+        *inner, outermost = self.levels
+        if outermost.members is not None or any(level.members is None for level in inner):
+            raise ValueError("members must be null at the outermost level and only there")
+
+    def slowest(self, workers: int) -> Link:
+        """One link as bad as any between these workers: what to expect when blind to the tiers."""
+        reached = accumulate((level.members or workers for level in self.levels), mul, initial=1)
+        links = [
+            level.link
+            for level, inside in zip(self.levels, reached, strict=False)
+            if inside < workers or inside == 1
+        ]
+        return Link(
+            latency_s=max(link.latency_s for link in links),
+            s_per_byte=max(link.s_per_byte for link in links),
+            sum_s_per_byte=max(link.sum_s_per_byte for link in links),
+        )
+
+    def factors(self, workers: int) -> tuple[int, ...] | None:
+        """Group sizes, innermost first, whose product is ``workers``; None where none fit."""
+        sizes: list[int] = []
+        for level in self.levels:
+            remaining = workers // prod(sizes)
+            members = remaining if level.members is None else min(level.members, remaining)
+            if remaining % members:
+                return None
+            sizes.append(members)
+        return tuple(sizes)
+
+
+def flat(link: Link) -> Links:
+    return Links(levels=(Level(members=None, link=link),))
