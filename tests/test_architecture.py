@@ -19,6 +19,7 @@ PACKAGE = PUBLIC / "_src"
 # Left may import right, never the other way round. One layer is one set.
 LAYERS: list[set[str]] = [
     {"cli"},
+    {"selftest"},
     {"bench"},
     {"report"},
     {"integrations"},
@@ -53,6 +54,7 @@ WITH_TORCH = {
     "integrations",
     "measure",
     "runtime",
+    "selftest",
     "sparse",
     "step_hooks",
     "torch_internals",
