@@ -24,6 +24,7 @@ class Order(Enum):
     BROADCAST = "a message is back when the backend has it from its root"
     REDUCED = "a message is back when the backend has summed it for its root"
     REDUCE_SCATTERED = "a message is back when the backend has summed this rank's block"
+    PADDED_REDUCE_SCATTERED = "a block of another size is copied when the backend has summed it"
     ALL_GATHERED = "a message is back when the backend has all blocks"
     PADDED_ALL_GATHERED = "blocks of different sizes are copied when the backend has them all"
     LANE_AFTER_TRANSFERS = "a round of a schedule adds what has arrived"

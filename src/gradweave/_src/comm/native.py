@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from gradweave._src.collectives.schedule import block_edges
 from gradweave._src.device_order import Order, wait_for
+from gradweave._src.torch_internals import HOST
 from gradweave._src.vocabulary import Operation
 
 
@@ -28,10 +29,21 @@ def reduce(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
 
 
 def reduce_scatter(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
-    """Block b of the message belongs to rank b."""
+    """Block b of the message belongs to rank b. gloo scatters blocks of any sizes, and others need
+    equal ones, so uneven blocks are padded for them.
+    """
     del root
     blocks = _blocks(message, group)
-    wait_for(group.reduce_scatter([blocks[group.rank()]], [blocks]), Order.REDUCE_SCATTERED)
+    own, largest = blocks[group.rank()], max(block.numel() for block in blocks)
+    if message.device == HOST or message.numel() == largest * group.size():
+        wait_for(group.reduce_scatter([own], [blocks]), Order.REDUCE_SCATTERED)
+        return
+    padded = message.new_zeros(group.size(), largest)
+    for block, row in zip(blocks, padded, strict=True):
+        row[: block.numel()] = block
+    mine = message.new_empty(largest)
+    wait_for(group.reduce_scatter([mine], [list(padded)]), Order.PADDED_REDUCE_SCATTERED)
+    own.copy_(mine[: own.numel()])
 
 
 def all_gather(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
