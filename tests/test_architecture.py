@@ -19,6 +19,7 @@ PACKAGE = PUBLIC / "_src"
 # Left may import right, never the other way round. One layer is one set.
 LAYERS: list[set[str]] = [
     {"cli"},
+    {"selftest"},
     {"bench"},
     {"report"},
     {"integrations"},
@@ -27,7 +28,8 @@ LAYERS: list[set[str]] = [
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},
     {"step_hooks"},
-    {"torch_internals", "session"},
+    {"clocks"},
+    {"torch_internals", "session", "device_order"},
     {"advice", "doctor"},
     {"simulation", "glossary"},
     {"planning", "collectives"},
@@ -48,11 +50,14 @@ LAYERS: list[set[str]] = [
 WITH_TORCH = {
     "bench",
     "checkpoint",
+    "clocks",
     "comm",
+    "device_order",
     "hooks",
     "integrations",
     "measure",
     "runtime",
+    "selftest",
     "sparse",
     "step_hooks",
     "torch_internals",

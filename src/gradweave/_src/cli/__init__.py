@@ -17,6 +17,7 @@ from gradweave._src.cli import (
     record,
     report,
     run,
+    selftest,
     simulate,
 )
 from gradweave._src.cli.endings import ending_in_order
@@ -47,6 +48,7 @@ VERBS = {
     "list": listing,
     "lab": lab,
     "doctor": doctor,
+    "selftest": selftest,
     "run": run,
     "record": record,
     "calibrate": calibrate,
