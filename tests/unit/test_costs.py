@@ -20,6 +20,7 @@ from gradweave._src.costs import (
     fit,
     fit_line,
     flat,
+    least_squares,
     sparse_closed_form,
 )
 from gradweave._src.costs.pipeline import PipelineCost
@@ -272,10 +273,11 @@ def test_a_curve_passes_through_its_points(curve):
     assert curve.seconds(asked).tolist() == pytest.approx(list(curve.measured_s))
 
 
+@pytest.mark.parametrize("fitting", [fit_line, least_squares])
 @given(startup_s=st.floats(1e-6, 10), s_per_byte=st.floats(0, 1))
-def test_fitting_a_line_finds_it_again(startup_s, s_per_byte):
+def test_fitting_a_line_finds_it_again(fitting, startup_s, s_per_byte):
     sizes = np.array([1.0, 10.0, 500.0, 1000.0])
-    fitted = fit_line(sizes, startup_s + s_per_byte * sizes)
+    fitted = fitting(sizes, startup_s + s_per_byte * sizes)
     assert fitted.startup_s == pytest.approx(startup_s, abs=1e-6)
     assert fitted.s_per_byte == pytest.approx(s_per_byte, abs=1e-8)
 
@@ -287,6 +289,22 @@ def test_a_fitted_line_is_never_negative():
     assert falling.s_per_byte == 0
     # The constant whose relative errors are least: sum(1/y) / sum(1/y^2).
     assert falling.startup_s == pytest.approx((1 / 3 + 1 / 2 + 1) / (1 / 9 + 1 / 4 + 1))
+    through_zero = least_squares(sizes, np.array([0.1, 1.0, 3.0]))
+    assert through_zero.startup_s == 0
+    assert through_zero.s_per_byte == pytest.approx((0.1 + 2 + 9) / (1 + 4 + 9))
+    assert least_squares(sizes, np.array([3.0, 2.0, 1.0])) == Line(startup_s=2, s_per_byte=0)
+
+
+@given(curve=curves(), startup=st.floats(0.5, 1.5), per_byte=st.floats(0.5, 1.5))
+def test_no_other_line_has_less_squared_errors(curve, startup, per_byte):
+    sizes, seconds = np.array(curve.nbytes, dtype=float), np.array(curve.measured_s)
+    best = least_squares(sizes, seconds)
+    other = Line(startup_s=startup * best.startup_s, s_per_byte=per_byte * best.s_per_byte)
+
+    def squared(line):
+        return ((seconds - line.seconds(sizes)) ** 2).sum()
+
+    assert squared(best) <= squared(other) * (1 + 1e-9)
 
 
 def test_how_well_a_line_describes_points():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradweave._src.costs.all_reduce import halving_doubling
-from gradweave._src.costs.cost import FloatArray, Line, fit_line
+from gradweave._src.costs.cost import Fitting, FloatArray, Line, fit_line
 from gradweave._src.costs.links import Link
 from gradweave._src.costs.scatter_gather import rounds
 
@@ -44,9 +44,9 @@ class PipelineCost:
         steps = self.passes * (self.workers - 1 + nbytes / block)
         return steps * self.latency_s + (block * (self.workers - 1) + nbytes) * self.s_per_byte
 
-    def line(self, largest_bytes: float) -> Line:
+    def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
         sizes = np.geomspace(min(1024.0, largest_bytes / 2), largest_bytes, 64)
-        return fit_line(sizes, self.seconds(sizes))
+        return fitted(sizes, self.seconds(sizes))
 
     @property
     def known_to_bytes(self) -> float:
