@@ -151,6 +151,16 @@ class Text:
 
 
 def load_text(path: FilePath) -> Text:
+    """Read a text in UTF-8 as a data set of characters.
+
+    Raises:
+        FormatError: if it is empty, or not UTF-8.
+
+    Examples:
+        >>> _ = pathlib.Path("play.txt").write_text("to be or not to be")
+        >>> gradweave.workloads.load_text("play.txt").vocabulary
+        ' benort'
+    """
     try:
         text = Path(path).read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
