@@ -51,7 +51,7 @@ ROUNDED_TO: tuple[RoundingName, ...] = ("bf16", "int8")
 class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a message is made smaller: all elements are rounded, or only the largest of them travel.
 
-    Args:
+    Attributes:
         method: "bf16", "fp16" or "int8", to which all elements are rounded; or an exchange of the
             largest, such as "gtopk" or "topk".
         density: the share that travels where elements are thinned out.

@@ -36,7 +36,7 @@ class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gradients, such as ``ring+bf16``. The cost is over the bytes of the dense message in float32;
     rounding is in it, selecting is not.
 
-    Args:
+    Attributes:
         operation: "all-reduce", "broadcast", "reduce", "reduce-scatter" or "all-gather".
         collective: by which.
         workers: among how many.
@@ -80,7 +80,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Where a cost was measured beside compute that is the price, for this is when gradients travel.
     ``calibrate`` and `gradweave calibrate` measure one, ``load_network`` finds a shipped one.
 
-    Args:
+    Attributes:
         name: what it is called.
         source: where the numbers come from, in words.
         costs: what was measured or fitted.

@@ -19,7 +19,7 @@ from gradweave._src.vocabulary import Passes, count_text
 class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Gradients that travel as one message.
 
-    Args:
+    Attributes:
         tensors: their names, in the order in which backward yields them.
         collective: by which they travel.
         compression: how they are rounded or thinned out; None leaves them as they are.
@@ -58,7 +58,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     ``make_plan`` makes one, and so do wrappers while a model trains.
 
-    Args:
+    Attributes:
         planner: who made it.
         buckets: the messages.
         overlap: whether they travel beside the passes; False sends everything afterwards.

@@ -30,7 +30,7 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Where several tensors belong to one layer, the layer's forward time stands at the last of them
     in forward order: all of them are needed before that time begins.
 
-    Args:
+    Attributes:
         name: as the model calls the parameter.
         elements: how many there are.
         bytes_per_element: 4 for float32.

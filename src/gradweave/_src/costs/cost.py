@@ -38,7 +38,7 @@ class Line(
 ):
     """A start-up, then time per byte: the papers' ``a + b M``.
 
-    Args:
+    Attributes:
         startup_s: what a message costs however small it is.
         s_per_byte: what each byte adds.
 
@@ -174,7 +174,7 @@ class Curve(
     Below the first point a message costs what the first point costs. Beyond the last point the
     curve goes on with the slope of its last octave: two neighbouring points are too noisy for it.
 
-    Args:
+    Attributes:
         nbytes: the sizes, at least two, increasing.
         measured_s: what a message of each size took.
 

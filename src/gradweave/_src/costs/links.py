@@ -13,7 +13,7 @@ from gradweave._src.vocabulary import Topology
 class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a link costs: a message of M bytes takes ``latency_s + s_per_byte * M``.
 
-    Args:
+    Attributes:
         latency_s: the papers' alpha.
         s_per_byte: the papers' beta.
         sum_s_per_byte: the papers' gamma, to add a received byte to one's own.
@@ -44,7 +44,7 @@ class Level(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     A member of the innermost tier is a worker; of the next tier a whole group of workers, which
     share its link.
 
-    Args:
+    Attributes:
         members: how many there are; None at the outermost tier, where all others are.
         link: the link of each member.
 
@@ -68,7 +68,7 @@ class Level(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The tiers of a network, innermost first, from which the papers' formulas price messages.
 
-    Args:
+    Attributes:
         levels: the tiers; the last one alone has no number of members.
         topology: how they are arranged.
 

@@ -23,7 +23,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Every rate holds in both directions. Rates and durations are texts with a unit.
 
-    Args:
+    Attributes:
         nodes: how many there are, at most 254.
         ranks_per_node: how many ranks each of them has, at most 254.
         rate: of the link of a node, such as "1gbit"; None is as fast as the kernel.
