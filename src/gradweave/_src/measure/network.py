@@ -83,14 +83,28 @@ def calibrate(
     device: torch.device | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
-    """Time operations by algorithms, and transfers between two ranks.
+    """Measure what messages cost in a process group: operations by algorithms, and links.
 
-    Call it on every rank, with nothing else on the group; all return the same. By default samples
-    are taken both idle and beside matrix products. Reduce-scatters and all-gathers take turns on
-    the group and ``other_lanes``; give one less than ShardedDataParallel has threads, so that their
-    curves are true for it. Messages are on ``device``, by default the one that the group sends
-    from; on an accelerator they are queued on a stream of their own, and only that is waited for.
-    ``advance`` is called when a size is done.
+    Call it on every rank, with nothing else on the group; all return the same. `gradweave
+    calibrate` does this on an emulated cluster or under torchrun. By default samples are taken both
+    idle and beside matrix products.
+
+    Args:
+        group: whose messages are timed.
+        name: what the network is to be called.
+        ways: the operations and collectives to time (default: the backend's own all-reduce).
+        largest_bytes: up to which size.
+        repeats: how many samples are taken of each size.
+        beside: what ranks do meanwhile, by name.
+        communicator: what runs the collectives (default: a new one on ``group``).
+        other_lanes: reduce-scatters and all-gathers take turns on the group and these; give one
+            less than ShardedDataParallel has threads, so that their curves are true for it.
+        device: where messages are (default: what the group sends from). On an accelerator they
+            are queued on a stream of their own, and only that is waited for.
+        advance: is called when a size is done.
+
+    Raises:
+        RequestError: if the group has one rank, or the largest size is too small.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
