@@ -360,7 +360,7 @@ def _others(found: Mapping[str, Source]) -> Iterator[str]:
 
 
 def chart(found: Mapping[str, Source]) -> alt.TopLevelMixin:
-    rows = [
+    rows: list[charts.Row] = [
         {
             "source": source.title.split(",")[0],
             "error": source.error(row),
