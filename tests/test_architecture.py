@@ -33,7 +33,7 @@ LAYERS: list[set[str]] = [
     {"simulation", "glossary"},
     {"planning", "collectives"},
     {"presets"},
-    {"runs"},
+    {"runs", "formats"},
     {"files"},
     {"remembered"},
     {"kept", "recipe"},
