@@ -9,7 +9,8 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from accelerator import sim, trainings
-from accelerator.trainings import QUICK, close, here, plan_of
+from accelerator.probing import probed
+from accelerator.trainings import QUICK, close, here
 from accelerator.worlds import on_devices
 
 from gradweave import DistributedDataParallel, ShardedDataParallel
@@ -22,10 +23,7 @@ from gradweave._src.measure.collectives import time_collectives
 from gradweave._src.measure.network import calibrate
 from gradweave._src.runtime import planned
 from gradweave._src.runtime.activities import StepTiming
-from gradweave._src.runtime.announcements import Announcements
-from gradweave._src.runtime.noticeboard import Noticeboard
-from gradweave._src.runtime.queued_probing import QueuedProbing
-from gradweave._src.session.commands import Probe, TimeSteps
+from gradweave._src.session.commands import TimeSteps
 from gradweave._src.vocabulary import Way
 
 ALL_REDUCES = (Way("all-reduce", "native"), Way("all-reduce", "ring"))
@@ -58,62 +56,16 @@ def steps_take_what_kernels_take(group):
 
 def probes(group):
     """The same messages after the same passes on all ranks, and no host waits for one of them."""
-    device, clock = here(group), DeviceClock(here(group))
-    for number, ways in enumerate((ALL_REDUCES, HALVES)):
-        own = OwnGroup(group, None)
-        announcements = Announcements(Noticeboard(group), clock, device)
-        command = Probe(
-            ways=ways, sizes_bytes=(1024, 4096), surely=1, within_s=60.0, within_bytes=1 << 30
-        )
-        wrapped = DistributedDataParallel(trainings.network(device), plan=plan_of(2, 3))
-        optimizer = trainings.optimizer_of(wrapped)
-        data = trainings.batches(device, group.rank(), 1)
-        probing = QueuedProbing(
-            command, own, announcements, clock=clock, device=device, name=f"probe {number}"
-        )
-        with patch.object(QueuedProbing, "_begin", noting_begin(QueuedProbing._begin)):
-            for _ in range(200):
-                trainings.take_step(wrapped, optimizer, data)
-                announcements.pass_over()
-                probing.step_over()
-                if probing.part() is not None:
-                    break
-        part = probing.part()
-        probing.close()
-        own.close()
+    for ways in (ALL_REDUCES, HALVES):
+        part, early = probed(group, ways)
         assert part is not None
+        assert early == []
         if group.rank() == 0:
             sizes = {sample.sizes_bytes for sample in part.samples}
             assert {(1024,), (4096,)} <= sizes, sizes
             assert {sample.collective for sample in part.samples} == {w.collective for w in ways}
             assert all(sample.taken_s > 0 for sample in part.samples)
-        waits = set(sim.counters().host_waits)
-        assert "device.synchronize" not in waits
-
-
-def noting_begin(begin):
-    """Beside the first probes: they begin when the step before is over on the device."""
-
-    def noted(self, announced):
-        if not announced.sizes_bytes:
-            return begin(self, announced)
-        sim.keep_kernels()
-        for _ in range(20):
-            torch.zeros(1, device=self._device)
-        asked_ns = time.monotonic_ns()
-        begin(self, announced)
-        number = sim.stream_number(self._stream)
-        self._stream.synchronize()
-        ran = sim.kernels()
-        sim.keep_kernels(keep=False)
-        first_ns = min(k.start_ns for k in ran if k.stream == number and k.launched_ns > asked_ns)
-        current = sim.stream_number(torch.accelerator.current_stream(self._device))
-        before_ns = [k.end_ns for k in ran if k.stream == current and k.launched_ns < asked_ns]
-        assert before_ns
-        assert max(before_ns) <= first_ns
-        return None
-
-    return noted
+        assert "device.synchronize" not in sim.counters().host_waits
 
 
 def calibrated_beside_a_training(group):
