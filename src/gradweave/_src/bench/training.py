@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gradweave._src.bench.calibration import RecordedJob
 from gradweave._src.bench.jobs import ask
 from gradweave._src.bench.peer_plans import (
     NATIVE,
@@ -238,7 +239,7 @@ def train_on_cluster(
     command: str,
     advance: Callable[[], None] = lambda: None,
     found: Sequence[Prediction] = (),
-    recorded: Trace | None = None,
+    recorded: RecordedJob | None = None,
 ) -> list[Result]:
     """Train on an emulated cluster."""
     spec = cluster.spec
@@ -280,14 +281,16 @@ def train(
     command: str,
     advance: Callable[[], None],
     found: Sequence[Prediction] = (),
-    recorded: Trace | None = None,
+    recorded: RecordedJob | None = None,
 ) -> list[Result]:
     """What is expected is in the folder before the runtimes run, what was measured afterwards.
 
     Runtimes that find their plan need not do so again where it was ``found`` before. Where the
     replayed trace was ``recorded`` where it will run, plans and predictions go by that.
     """
-    job = Job(recorded or trace, network, place.workers)
+    job = Job(trace, network, place.workers)
+    if recorded is not None:
+        job = Job(recorded.trace, network, place.workers, recorded.copy_s_per_byte)
     best_cap_mb = {
         name: _best_cap_mb(name, ask_ranks, job, settings, advance)
         for name in settings.runtimes
@@ -438,7 +441,7 @@ def _predicted(runtime: str, plan: Plan, job: Job, computing_s: Sequence[float])
         job.network,
         workers=job.workers,
         operations=find_loop(runtime).operations if name in LOOPS else None,
-        copy_s_per_byte=job.network.copy_s_per_byte if is_copied else 0.0,
+        copy_s_per_byte=job.copy_s_per_byte if is_copied else 0.0,
     )
 
 
