@@ -25,7 +25,7 @@ from gradweave._src.comm.tiers import fastest_collectives, tier_groups, tiered_a
 from gradweave._src.costs import GIGABIT_ETHERNET, Link
 from gradweave._src.errors import RequestError
 from gradweave._src.travel import Travel, parse_travel
-from gradweave._src.vocabulary import Operation, parse_spec
+from gradweave._src.vocabulary import Operation, parse_spec, parse_tiers
 
 PROGRAMS_KEPT = 256
 AUTO = ("auto",)
@@ -221,9 +221,9 @@ def _named_tiers(operation: Operation, collective: str, topology: Topology) -> t
     name, argument = parse_spec(collective)
     if operation != "all-reduce" or name != "blueconnect" or argument is None:
         return ()
-    tiers = tuple(argument.split("/"))
-    if tiers == AUTO:
-        return tiers
+    if argument == AUTO[0]:
+        return AUTO
+    tiers = parse_tiers(argument, len(topology.factors))
     known = {"native", *TIERS}
     if len(tiers) != len(topology.factors) or not set(tiers) <= known:
         raise RequestError(

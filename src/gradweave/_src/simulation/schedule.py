@@ -1,10 +1,12 @@
 """What a schedule costs on given links: clocks for every port and block, round by round.
 
-A transfer starts when its source has the blocks and both ports are done with what came before. It
-takes the latency of the outermost tier it crosses, and then as long as the most loaded link on its
-way needs for all that crosses that link in this round, in this direction: flows that share a link
-share its bandwidth. (Transfers of different rounds wait for each other at ports, not at uplinks.)
-Links are full duplex. What is added is ready later by the time to add it; that keeps no port busy.
+A transfer starts when its source has the blocks and both ports are done with what came before; what
+goes from one rank to another in a round is one message, which waits for all its blocks. It takes
+the latency of the outermost tier it crosses, and then as long as the most loaded link on its way
+needs for all that crosses that link in this round, in this direction: flows that share a link share
+its bandwidth. (Transfers of different rounds wait for each other at ports, not at uplinks.) Links
+are full duplex. What is added is ready later by the time to add all that the rank receives in this
+round; that keeps no port busy.
 """
 
 from math import prod
@@ -31,11 +33,13 @@ def simulate_schedule(schedule: Schedule, links: Links, *, nbytes: int) -> float
         size = (edges[one.last] - edges[one.first]).astype(np.float64)
         taken_s = _latency_s(one, links, factors) + _transfer_s(one, size, links, factors)
         begin_s = np.maximum(sending_s[one.source], receiving_s[one.target])
-        begin_s = np.maximum(begin_s, _sources_ready_s(ready_s, one))
+        begin_s = np.maximum(begin_s, _messages_ready_s(ready_s, one))
         end_s = begin_s + taken_s
         np.maximum.at(sending_s, one.source, end_s)
         np.maximum.at(receiving_s, one.target, end_s)
-        _mark_ready(ready_s, one, end_s + np.where(one.add, size * adding_s_per_byte, 0.0))
+        added = np.bincount(one.target[one.add], size[one.add], minlength=schedule.ranks)
+        adding_s = np.where(one.add, added[one.target] * adding_s_per_byte, 0.0)
+        _mark_ready(ready_s, one, end_s + adding_s)
     return float(ready_s.max(initial=0.0))
 
 
@@ -77,6 +81,17 @@ def _transfer_s(one: Round, size: FloatArray, links: Links, factors: tuple[int, 
             busy_s = load[end // below] * level.link.s_per_byte
             slowest_s = np.where(crosses, np.maximum(slowest_s, busy_s), slowest_s)
     return slowest_s
+
+
+def _messages_ready_s(ready_s: FloatArray, one: Round) -> FloatArray:
+    """When a source has all that goes to the same target."""
+    blocks_s = _sources_ready_s(ready_s, one)
+    pairs, message = np.unique(one.source * len(ready_s) + one.target, return_inverse=True)
+    if len(pairs) == len(blocks_s):
+        return blocks_s
+    together_s = np.zeros(len(pairs))
+    np.maximum.at(together_s, message, blocks_s)
+    return np.asarray(together_s[message])
 
 
 def _sources_ready_s(ready_s: FloatArray, one: Round) -> FloatArray:
