@@ -52,15 +52,16 @@ def topology_of(hosts: Sequence[Hashable], *outer: Sequence[Hashable]) -> Topolo
     # A place is a path from the outermost tier to the host, so that equal names in different racks
     # are different hosts.
     places = list(zip(*reversed(outer), hosts, strict=True))
-    depths = range(1, len(places[0]) + 1) if places else range(0)
-    first_seen: dict[tuple[Hashable, ...], int] = {}
-    for rank, place in enumerate(places):
-        for depth in depths:
-            first_seen.setdefault(place[:depth], rank)
-    order = sorted(
-        range(len(hosts)),
-        key=lambda rank: (*(first_seen[places[rank][:depth]] for depth in depths), rank),
-    )
+    depths = range(len(places[0]), 0, -1) if places else range(0)
+    # Each group where its first rank stands, the outermost tier deciding first: lexsort's last key.
+    columns = [np.arange(len(places))]
+    for depth in depths:
+        first_seen: dict[tuple[Hashable, ...], int] = {}
+        groups = (place[:depth] for place in places)
+        columns.append(
+            np.array([first_seen.setdefault(group, rank) for rank, group in enumerate(groups)])
+        )
+    order = np.lexsort(columns).tolist()
     return Topology(tuple(order), _factors(places))
 
 

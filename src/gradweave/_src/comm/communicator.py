@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from functools import lru_cache
 from socket import gethostname
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import torch
@@ -29,6 +30,8 @@ from gradweave._src.vocabulary import Operation, parse_spec, parse_tiers
 
 PROGRAMS_KEPT = 256
 AUTO = ("auto",)
+
+_topologies: WeakKeyDictionary[dist.ProcessGroup, Topology] = WeakKeyDictionary()
 
 
 class Communicator:
@@ -199,8 +202,14 @@ def _program(
 
 
 def host_topology(group: dist.ProcessGroup) -> Topology:
-    """Ranks grouped by the name of their host."""
-    return topology_of(gather_text(group, gethostname(), device=group_device(group)))
+    """Ranks grouped by the name of their host.
+
+    All ranks ask together, and only once for a group: this is as long as there are ranks.
+    """
+    if group not in _topologies:
+        hosts = gather_text(group, gethostname(), device=group_device(group))
+        _topologies[group] = topology_of(hosts)
+    return _topologies[group]
 
 
 def _wire_format(

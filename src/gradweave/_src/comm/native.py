@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from gradweave._src.collectives.schedule import block_edges
+from gradweave._src.torch_internals import gather_flat, scatter_flat
 from gradweave._src.vocabulary import Operation
 
 
@@ -29,6 +30,12 @@ def reduce(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
 def reduce_scatter(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
     """Block b of the message belongs to rank b."""
     del root
+    if message.numel() % group.size() == 0:
+        own = message.view(group.size(), -1)[group.rank()]
+        summed = torch.empty_like(own)
+        scatter_flat(group, summed, message).wait()
+        own.copy_(summed)
+        return
     blocks = _blocks(message, group)
     group.reduce_scatter([blocks[group.rank()]], [blocks]).wait()
 
@@ -36,17 +43,17 @@ def reduce_scatter(message: torch.Tensor, group: dist.ProcessGroup, root: int) -
 def all_gather(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
     """Block b belongs to rank b. Backends gather equal sizes, so uneven blocks are padded."""
     del root
-    blocks = _blocks(message, group)
-    largest = max(block.numel() for block in blocks)
-    if message.numel() == largest * group.size():
-        group.allgather([blocks], [blocks[group.rank()].clone()]).wait()
+    edges = block_edges(message.numel(), group.size())
+    first, last = int(edges[group.rank()]), int(edges[group.rank() + 1])
+    longest = -(-message.numel() // group.size())
+    if message.numel() == longest * group.size():
+        gather_flat(group, message, message[first:last].clone()).wait()
         return
-    padded = message.new_zeros(group.size(), largest)
-    own = blocks[group.rank()]
-    mine = message.new_zeros(largest)
-    mine[: own.numel()] = own
-    group.allgather([list(padded)], [mine]).wait()
-    for block, row in zip(blocks, padded, strict=True):
+    padded = message.new_zeros(group.size(), longest)
+    mine = message.new_zeros(longest)
+    mine[: last - first] = message[first:last]
+    gather_flat(group, padded.view(-1), mine).wait()
+    for block, row in zip(_blocks(message, group), padded, strict=True):
         block.copy_(row[: block.numel()])
 
 
