@@ -13,16 +13,7 @@ def all_gather(link: Link, workers: int) -> Line:
 
 
 def reduce_scatter(link: Link, workers: int) -> Line:
-    """The time to add hides once behind the last round where that needs nothing of the one before.
-
-    The last round, at a distance of 2^(k-1) for 2^(k-1) < N <= 2^k, sends what came from half its
-    distance just before; where N is not above 3/2 of the distance there is nobody to send that.
-    """
-    halfway = 1 << max(0, rounds(workers) - 2)
-    is_hidden = 2 < workers <= 3 * halfway  # noqa: PLR2004
-    added = Line(
-        startup_s=0.0, s_per_byte=(workers - 1 - is_hidden) / workers * link.sum_s_per_byte
-    )
+    added = Line(startup_s=0.0, s_per_byte=(workers - 1) / workers * link.sum_s_per_byte)
     return all_gather(link, workers).plus(added)
 
 
