@@ -173,7 +173,9 @@ def wrapped(wrapper: str) -> Any:
 BACKENDS = {"ddp": "echo", "sharded": "fake"}
 
 
-def measure(wrapper: str, world: int, *, traces_memory: bool) -> Found:
+def measure(
+    wrapper: str, world: int, *, traces_memory: bool, settled_steps: int = SETTLED_STEPS
+) -> Found:
     with fake_world(BACKENDS[wrapper], world) as store:
         if traces_memory:
             tracemalloc.start()
@@ -196,9 +198,9 @@ def measure(wrapper: str, world: int, *, traces_memory: bool) -> Found:
             steps += 1
         planning_s = time.perf_counter() - started_s
         started_s = time.perf_counter()
-        for _ in range(SETTLED_STEPS):
+        for _ in range(settled_steps):
             step()
-        step_s = (time.perf_counter() - started_s) / SETTLED_STEPS
+        step_s = (time.perf_counter() - started_s) / settled_steps
         return Found(
             wrapper=wrapper,
             world=world,
