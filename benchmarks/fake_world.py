@@ -11,7 +11,6 @@ step when planning has ended, and how much of the store was used.
 """
 
 import argparse
-import gc
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import torch._dynamo  # so that no wrapper pays for the import
 import torch.distributed as dist
 from msgspec import Struct
 from torch import nn
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 registers the backend
 
 import gradweave
@@ -31,7 +31,7 @@ MOST_STEPS = 600
 SETTLED_STEPS = 20
 
 
-class EchoStore(dist.Store):
+class EchoStore(Store):
     """Whatever one rank says, all say; counts how often it was asked for anything."""
 
     def __init__(self, world: int) -> None:
@@ -51,11 +51,11 @@ class EchoStore(dist.Store):
         self.keys_asked += keys
         self.most_kept = max(self.most_kept, len(self.values))
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         self.values[key] = value
         self._count()
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str) -> bytes | None:  # type: ignore[override]
         self._count()
         return self._said(key)
 
@@ -69,7 +69,7 @@ class EchoStore(dist.Store):
         self._count(len(keys))
         return all(self._said(key) is not None for key in keys)
 
-    def multi_get(self, keys: list[str]) -> list[bytes | None]:
+    def multi_get(self, keys: list[str]) -> list[bytes | None]:  # type: ignore[override]
         self._count(len(keys))
         return [self._said(key) for key in keys]
 
@@ -87,48 +87,49 @@ class EchoStore(dist.Store):
 class EchoGroup(dist.ProcessGroup):
     """A group whose other ranks all have what this one has; sums stay as they are."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._store = store
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Store:
         return self._store
 
-    def _get_backend(self, device: torch.device) -> dist.ProcessGroup:
+    def _get_backend(self, _device: torch.device) -> dist.ProcessGroup:  # type: ignore[override]
         return self  # which has no time-out to tell
 
     def getBackendName(self) -> str:  # noqa: N802 torch's name
         return "echo"
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:
+    def allreduce(self, tensors: list[torch.Tensor], *_options: Any) -> dist.Work:  # type: ignore[override]
         return _over(tensors)
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:
+    def broadcast(self, tensors: list[torch.Tensor], *_options: Any) -> dist.Work:  # type: ignore[override]
         return _over(tensors)
 
-    def allgather(self, outputs: Any, inputs: list[torch.Tensor], options: Any = None) -> dist.Work:
+    def allgather(self, outputs: Any, inputs: list[torch.Tensor], *_options: Any) -> dist.Work:  # type: ignore[override]
         for output in outputs[0]:
             output.copy_(inputs[0])
         return _over(outputs)
 
     def _allgather_base(
-        self, output: torch.Tensor, mine: torch.Tensor, options: Any = None
+        self, output: torch.Tensor, mine: torch.Tensor, *_options: Any
     ) -> dist.Work:
         output.view(self.size(), -1).copy_(mine.view(1, -1).expand(self.size(), -1))
         return _over([output])
 
-    def barrier(self, options: Any = None) -> dist.Work:
+    def barrier(self, *_options: Any) -> dist.Work:
         return _over([torch.zeros(1)])
 
 
 def _over(result: object) -> dist.Work:
     future: torch.futures.Future[object] = torch.futures.Future()
     future.set_result(result)
-    work: dist.Work = torch._C._distributed_c10d._create_work_from_future(future)  # noqa: SLF001
+    make: Any = torch._C._distributed_c10d  # noqa: SLF001 torch's own Python groups use it
+    work: dist.Work = make._create_work_from_future(future)  # noqa: SLF001
     return work
 
 
-def _made(store: dist.Store, rank: int, size: int, timeout: object) -> EchoGroup:
+def _made(store: Store, rank: int, size: int, _timeout: object) -> EchoGroup:
     return EchoGroup(store, rank, size)
 
 
@@ -159,7 +160,7 @@ def fake_world(backend: str, world: int) -> Iterator[EchoStore]:
         dist.destroy_process_group()
 
 
-def wrapped(wrapper: str) -> nn.Module:
+def wrapped(wrapper: str) -> Any:
     """Of layers that 100,000 ranks divide evenly."""
     model = nn.Sequential(
         nn.Linear(250, 400, bias=False), nn.ReLU(), nn.Linear(400, 250, bias=False)
@@ -172,7 +173,9 @@ def wrapped(wrapper: str) -> nn.Module:
 BACKENDS = {"ddp": "echo", "sharded": "fake"}
 
 
-def measure(wrapper: str, world: int, *, traces_memory: bool) -> Found:
+def measure(
+    wrapper: str, world: int, *, traces_memory: bool, settled_steps: int = SETTLED_STEPS
+) -> Found:
     with fake_world(BACKENDS[wrapper], world) as store:
         if traces_memory:
             tracemalloc.start()
@@ -195,11 +198,9 @@ def measure(wrapper: str, world: int, *, traces_memory: bool) -> Found:
             steps += 1
         planning_s = time.perf_counter() - started_s
         started_s = time.perf_counter()
-        for _ in range(SETTLED_STEPS):
+        for _ in range(settled_steps):
             step()
-        step_s = (time.perf_counter() - started_s) / SETTLED_STEPS
-        del model, optimizer, step
-        gc.collect()
+        step_s = (time.perf_counter() - started_s) / settled_steps
         return Found(
             wrapper=wrapper,
             world=world,
@@ -225,9 +226,9 @@ def main() -> None:
             found = measure(wrapper, world, traces_memory=options.memory)
             memory = f", {found.wrapping_bytes / 2**20:.1f} MiB" if found.wrapping_bytes else ""
             print(
-                f"{wrapper:7} world {world:>7,}: wrapped in {found.wrapping_s * 1e3:.0f} ms{memory}; "
-                f"planned in {found.planning_steps} steps, {found.planning_s:.2f} s; a step "
-                f"{found.step_s * 1e3:.2f} ms; {found.keys_asked} keys asked for, at most "
+                f"{wrapper:7} world {world:>7,}: wrapped in {found.wrapping_s * 1e3:.0f} ms"
+                f"{memory}; planned in {found.planning_steps} steps, {found.planning_s:.2f} s; "
+                f"a step {found.step_s * 1e3:.2f} ms; {found.keys_asked} keys asked for, at most "
                 f"{found.keys_kept} kept"
             )
 
