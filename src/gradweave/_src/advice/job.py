@@ -18,6 +18,7 @@ from gradweave._src.planning import (
     OPERATIONS,
     is_compressible,
     make_plan,
+    priced_share,
 )
 from gradweave._src.planning.baselines import UNIFORM_MIB
 from gradweave._src.planning.joint import plan_among
@@ -32,11 +33,6 @@ EQUALLY_FAST = 0.01
 
 # Without a tolerance, so that no uniform buckets look better than planned ones.
 PLANNER = "optimal:0"
-
-# The paper's formula sends fewer bytes than any all-reduce must (docs/collectives.md).
-TOO_CHEAP_BY_FORMULA = frozenset({"double-tree"})
-# Their formulas leave out what other numbers of workers cost them.
-FOR_POWERS_OF_TWO = frozenset({"recursive-doubling", "halving-doubling", "exchange"})
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -86,12 +82,13 @@ class Job:
 
     def rounded(self, roundings: Sequence[RoundingName | None]) -> Planned:
         """Each message rounded to the best of these; None leaves it as it is."""
-        self._check_compressible("rounding")
+        if not is_compressible(self.trace):
+            raise RequestError("rounding is priced for gradients of 4 bytes only")
         return self._among(self.exact.choice, roundings)
 
     def sparse(self, compression: Compression) -> Planned:
         """Only the largest gradients travel, by an exchange of their own, where that is faster."""
-        self._check_compressible(str(compression))
+        priced_share(self.trace, compression)  # or says why there is no price
         default = self.network.default_collective
         travels = (Travel(default, compression), Travel(default))
         plan = plan_among(self.trace, self.network, travels, workers=self.workers, planner=PLANNER)
@@ -169,19 +166,9 @@ class Job:
 
     def _known(self, *operations: Operation) -> list[str]:
         """The collectives that the network can price these operations by."""
-        formulas = [
-            name
-            for operation, name in FORMULAS
-            if operation == operations[0] and self._is_credible(name)
-        ]
+        formulas = [name for operation, name in FORMULAS if operation == operations[0]]
         names = dict.fromkeys([*self.network.collectives, *formulas])
         return [name for name in names if self._has_price(name, operations)]
-
-    def _is_credible(self, formula: str) -> bool:
-        is_power_of_two = self.workers & (self.workers - 1) == 0
-        return formula not in TOO_CHEAP_BY_FORMULA and (
-            is_power_of_two or formula not in FOR_POWERS_OF_TWO
-        )
 
     def _has_price(self, name: str, operations: Sequence[Operation]) -> bool:
         try:
@@ -190,10 +177,6 @@ class Job:
         except GradweaveError:
             return False
         return True
-
-    def _check_compressible(self, what: str) -> None:
-        if not is_compressible(self.trace):
-            raise RequestError(f"{what} is priced for gradients of 4 bytes only")
 
 
 def _first_or_faster(found: Iterable[Planned]) -> Planned:

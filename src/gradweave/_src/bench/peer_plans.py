@@ -35,6 +35,7 @@ class Job(NamedTuple):
     trace: Trace
     network: Network
     workers: int
+    copy_s_per_byte: float = 0.0  # of gradients, by the host
 
 
 class Peer(NamedTuple):
@@ -137,8 +138,15 @@ def _natively(job: Job, planner: str) -> Plan:
 
 
 def _beside_backward(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:
+    """Torch's wrapper copies gradients into its buckets, and out of them."""
     del computing_s
-    return simulate(job.trace, plan, job.network, workers=job.workers)
+    return simulate(
+        job.trace,
+        plan,
+        job.network,
+        workers=job.workers,
+        copy_s_per_byte=job.copy_s_per_byte,
+    )
 
 
 def _then_broadcasts(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gradweave._src import files
 from gradweave._src.bench.checkup import CheckupQuestion, check_cluster, place_in
+from gradweave._src.checks import why_missing
 from gradweave._src.cli.clusters import add_cluster_arguments, asked_cluster, check_under_torchrun
 from gradweave._src.cli.tables import print_json, print_line, print_table, progress_bar
 from gradweave._src.doctor import Checkup, Diagnosis, diagnose
@@ -39,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    if why := why_missing("pyroute2", what="a checkup", extra="lab"):
+        raise RequestError(why)
     make_page = None if options.output is None else _page_maker(options.output)
     checkup = _checked(options, CheckupQuestion(timeout_s=options.timeout))
     if checkup is None:  # not on rank 0

@@ -25,14 +25,14 @@ from gradweave._src.trace import Tensor, Trace
 
 
 class Spread(NamedTuple):
-    """Between these lies what half of the iterations took; a quarter took less, a quarter more."""
+    """The times between which half of the iterations lie; a quarter took less, a quarter more."""
 
     low_s: float
     high_s: float
 
 
 class Recording(Struct, frozen=True, kw_only=True):
-    """A trace, and what was not the same in every iteration.
+    """What ``record_trace`` returns: a trace, and what was not the same in every iteration.
 
     ``forward`` and ``backward`` say how far this rank's iterations lie apart.
     """
@@ -56,12 +56,33 @@ def record_trace(
     group: dist.ProcessGroup | None = None,
     clock: Clock | None = None,
 ) -> Recording:
-    """Run ``step``, which calls the model and backward, and note when what happens.
+    """Run ``step``, which calls the model and backward, and note when each gradient is ready.
 
-    Medians over the iterations after the warm-up; with a ``group``, the slowest rank's. A gradient
-    is ready when backward has accumulated it for the last time. A tensor's share of forward begins
-    when the module that owns it is called, and ends when the next tensor's begins. What follows the
-    model's forward, such as the loss, counts as the beginning of backward.
+    Times are medians over the iterations after the warm-up; with a ``group`` those of the slowest
+    rank. A gradient is ready when backward has accumulated it for the last time. A tensor's share
+    of forward begins when the module that owns it is called, and ends when the next tensor's
+    begins. What follows the model's forward, such as the loss, counts as the beginning of backward.
+
+    Args:
+        model: the model that ``step`` calls.
+        step: runs forward and backward once.
+        name: what the trace is to be called.
+        batch_size: how many samples a step has, for samples per second.
+        warmup: how many iterations are not counted.
+        iterations: how many are.
+        group: the ranks that record together, each of which calls this.
+        clock: what tells the time (default: the clock of the model's device).
+
+    Raises:
+        RequestError: if no parameter requires a gradient, or ``step`` does not call the model or
+            gives no parameter its gradient.
+
+    Examples:
+        >>> def step():
+        ...     model(batch).sum().backward()
+        >>> recording = gradweave.record_trace(model, step, name="mine", batch_size=len(batch))
+        >>> len(recording.trace.tensors)
+        4
     """
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not parameters:

@@ -74,33 +74,48 @@ BASELINE = "the first buckets"
 class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
     """A wrapper whose ``parameters()`` are this rank's shards of the model's.
 
-    Wrap the model, then make the optimizer from ``wrapper.parameters()`` (``named_parameters()``
-    for groups); everything else is as with DistributedDataParallel. The model's own parameters are
-    complete, and the same on all ranks, wherever a module reads them and in ``state_dict()``; to
-    read them elsewhere call ``synchronise()`` first.
+    Use it where communication is to run beside backward and beside the next forward, or where
+    optimizer state must be shared out; docs/sharded.md says when that pays. Wrap the model, then
+    make the optimizer from ``wrapper.parameters()`` (``named_parameters()`` for groups); everything
+    else is as with DistributedDataParallel. The model's own parameters are complete, and the same
+    on all ranks, wherever a module reads them and in ``state_dict()``; to read them elsewhere call
+    ``synchronise()`` first.
 
     It plans for both passes as DistributedDataParallel does for one, while training goes on; that
     needs optimizers of torch's, for what they know of an element moves with it.
 
-    ``planner``           which plan to try first, as `gradweave plan --planner`.
-    ``plan``              a Plan or Recipe, or a file of one: nothing is recorded or tried. With one
-                          for the backward pass alone nothing is sharded: gradients are all-reduced.
-    ``cache``             a folder for the plans that are found, with which the next run begins, as
-                          DistributedDataParallel has it (default: GRADWEAVE_CACHE; empty: none).
-    ``collective``        "auto", or how every bucket travels: "ring", "halving-doubling", "native".
-    ``process_group``     the ranks that train together (default: all).
-    ``broadcast_buffers`` rank 0's buffers for all, before each forward pass.
-    ``record_steps``      how many steps are recorded, after two for warming up.
-    ``trial_steps``       how many steps a plan is timed for in each of its turns; 0 trusts the
-                          prediction.
-    ``replan_when``       plan again when steps take another time by this share.
-    ``timeline``          note when each message travelled, for ``timelines()``.
-    ``make_group``        makes another process group of the same ranks; it is called once for each
-                          thread that sends messages, and as often for those beside the training.
-    ``elementwise``       classes of optimizers, beside torch's, that update each element by itself:
-                          others are warned of, for a shard is a flat part of a parameter.
-    ``updates_by_bucket`` a step of the optimizer updates the bucket that forward needs first, and
-                          the others while it travels. For ranks whose cores idle meanwhile.
+    Args:
+        module: the model.
+        planner: which plan to try first, as `gradweave plan --planner`.
+        plan: a Plan or Recipe, or a file of one: nothing is recorded or tried. With one for the
+            backward pass alone nothing is sharded: gradients are all-reduced.
+        cache: a folder for the plans that are found, with which the next run begins, as
+            DistributedDataParallel has it (default: GRADWEAVE_CACHE; empty: none).
+        collective: "auto", or how every bucket travels: "ring", "halving-doubling", "native".
+        process_group: the ranks that train together (default: all).
+        broadcast_buffers: whether rank 0's buffers go to all before each forward pass.
+        record_steps: how many steps are recorded, after two for warming up.
+        trial_steps: how many steps a plan is timed for in each of its turns; 0 trusts the
+            prediction.
+        replan_when: plan again when steps take another time by this share.
+        timeline: note when each message travelled, for ``timelines()``.
+        make_group: makes another process group of the same ranks; it is called once for each thread
+            that sends messages, and as often for those beside the training.
+        elementwise: classes of optimizers, beside torch's, that update each element by itself:
+            others are warned of, for a shard is a flat part of a parameter.
+        updates_by_bucket: a step of the optimizer updates the bucket that forward needs first, and
+            the others while it travels. That is for ranks whose cores idle meanwhile.
+
+    Raises:
+        RequestError: if an option means nothing, options differ between ranks, or the model cannot
+            be sharded; one line, on all ranks.
+        PlanMismatch: if the given plan is not one for this model.
+
+    Examples:
+        >>> model = gradweave.ShardedDataParallel(model)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> model(batch).sum().backward()
+        >>> optimizer.step()
     """
 
     _baseline = BASELINE
@@ -212,6 +227,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         closing.atexit = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model's forward pass, whose modules wait for parameters that are on their way."""
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
         is_planning = self._driver is not None
         is_timed = not self._captures.has_begun(is_planning=is_planning)
@@ -274,7 +290,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         return super().slow_ranks(steps=steps)
 
     def synchronise(self) -> None:
-        """Until the model's parameters are complete on this rank."""
+        """Wait until the model's parameters are complete on this rank."""
         self._engine.synchronise()
 
     def gather(self) -> None:
@@ -290,7 +306,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         recurse: bool = True,  # noqa: FBT001, FBT002 torch's signature
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's shards, flat, some without elements; frozen parameters as they are."""
+        """Yield this rank's shards, flat, some of them empty, and frozen parameters as they are."""
         found = super().named_parameters(prefix, recurse, remove_duplicate)
         shards = self._engine.shards.by_name
         shard_of = {full: shards[name] for name, full in self._full.items()}
@@ -309,7 +325,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """As torch.nn.utils.clip_grad_norm_, by the norm over all ranks' shards."""
+        """Clip as torch.nn.utils.clip_grad_norm_ does, by the norm over all ranks' shards."""
         norm = torch.nn.utils.get_total_norm(self._engine.shards.counted_gradients(), norm_type)
         norm = norm.to(self._device, torch.float64)  # alike without any
         options = dist.AllreduceOptions()
@@ -322,10 +338,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         return norm
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole model's, with the names of DistributedDataParallel's.
-
-        Rank 0 may ask alone where each step updates all shards with one optimizer of torch's.
-        """
+        """Return the whole model's, with the names that DistributedDataParallel's has."""
         self.synchronise()
         return super().state_dict(*args, **kwargs)
 
@@ -337,15 +350,11 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         return super().load_state_dict(*args, **kwargs)
 
     def optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Of all shards together, as if the whole model had been optimized here.
-
-        Call it on every rank. It can be loaded with any number of ranks and any plan, and without
-        this wrapper.
-        """
+        """Return the state of all shards together, as if the whole model were optimized here."""
         return self._engine.whole_state(optimizer)
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """This rank's part of it."""
+        """Take over this rank's part of what ``optimizer_state_dict`` returned."""
         self._engine.load_whole_state(optimizer, state)
 
     @property
@@ -363,10 +372,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         return self._engine.plan
 
     def owned(self, name: str) -> OwnedPart | None:
-        """Which elements of a parameter this rank updates by the present plan.
-
-        None for one that was frozen when the model was wrapped: it is not sharded.
-        """
+        """Say which elements of a parameter this rank updates by the present plan."""
         return self._engine.shards.owned(name) if name in self._full else None
 
     def know(self, optimizer: Optimizer) -> None:

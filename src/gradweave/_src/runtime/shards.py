@@ -17,7 +17,11 @@ Gather = Callable[[torch.Tensor, str], object]
 
 
 class OwnedPart(NamedTuple):
-    """Which elements of a parameter are a rank's, in the order in which its memory has them."""
+    """Which elements of a parameter are a rank's, in the order in which its memory has them.
+
+    ``ShardedDataParallel.owned`` returns one: elements ``first`` up to ``last`` of a parameter of
+    this shape, whose memory has no gaps.
+    """
 
     shape: torch.Size
     strides: tuple[int, ...]  # without gaps

@@ -68,15 +68,33 @@ NATIVE = Travel("native")
 def watch(ddp: TorchDDP) -> "Watched":
     """Note what torch's own wrapper does, for ``metrics()``, ``timelines()`` and ``save_run()``.
 
-    Call it on every rank, before the first backward pass. Buckets travel as they do without it and
-    weights stay the same bits; a hook in Python notes when each of them was ready and done, and for
-    a few steps it is recorded when gradients are ready.
+    Use it to compare a training as it is with one of ours. Call it on every rank, before the first
+    backward pass. Buckets travel as they do without it and weights stay the same bits; a hook in
+    Python notes when each of them was ready and done, and for a few steps it is recorded when
+    gradients are ready.
+
+    Args:
+        ddp: a model in torch.nn.parallel.DistributedDataParallel, without a communication hook.
+
+    Raises:
+        RequestError: if it is not torch's own wrapper, or has a hook already.
+
+    Examples:
+        >>> ddp = torch.nn.parallel.DistributedDataParallel(model)
+        >>> watched = gradweave.watch(ddp)
+        >>> for _ in range(8):
+        ...     ddp(batch).sum().backward()
+        >>> watched.save_run("runs/torch")
     """
     return Watched(ddp)
 
 
 class Watched:
-    """What is known of a training by torch's wrapper, which it does not keep alive."""
+    """What is known of a training by torch's wrapper; ``watch`` returns it.
+
+    It does not keep the wrapper alive, and tells of it as the wrappers of Gradweave tell of
+    themselves.
+    """
 
     def __init__(self, ddp: TorchDDP) -> None:
         _check(ddp)
@@ -107,7 +125,7 @@ class Watched:
         closing.atexit = False
 
     def metrics(self) -> Metrics:
-        """A few numbers of the last step, as the wrappers of Gradweave have them."""
+        """Return a few numbers of the last step, as the wrappers of Gradweave have them."""
         return self._numbers.of(
             stage=self._clock.stages[-1].stage,
             messages=self._recorder.message_count(),
@@ -115,11 +133,14 @@ class Watched:
         )
 
     def timeline(self) -> Timeline:
-        """The last step as this rank saw it."""
+        """Return the last step as this rank saw it."""
         return self._recorder.timeline()
 
     def timelines(self) -> list[Timeline]:
-        """The last step on every rank, on one clock. Call it on every rank, between two steps."""
+        """Return the last step on every rank, on one clock.
+
+        Call it on every rank, between two steps.
+        """
         group = self._group
         return aligned_timelines(self._recorder, group, clock_offset_s(group))
 

@@ -14,13 +14,17 @@ from gradweave._src.trace import Trace
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """Predicted iterations, with compression and with the best plan without it."""
+    """Predicted iterations with compression, and with the best plan without it.
+
+    ``str()`` of it says in a sentence whether compression pays.
+    """
 
     compressed_s: float
     dense_s: float
 
     @property
     def pays(self) -> bool:
+        """Whether compression is predicted to be faster."""
         return self.compressed_s < self.dense_s
 
     def __str__(self) -> str:

@@ -78,7 +78,11 @@ def typical(steps: Sequence[Phases]) -> Typical | None:
 
 
 class SlowRank(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank that lets others wait. Several stand in order, the worst first."""
+    """A rank that lets others wait; ``slow_ranks()`` of a wrapper returns them, the worst first.
+
+    ``str()`` of it is a sentence that names the rank, its phase, and what a step would take
+    without.
+    """
 
     rank: int
     host: str | None
@@ -89,13 +93,14 @@ class SlowRank(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def gain_s(self) -> float:
+        """How much shorter a step would be without it."""
         return self.step_s - self.step_without_s
 
     def __str__(self) -> str:
         return self._said("a step would take")
 
     def after_others(self) -> str:
-        """Its sentence where others stand before it."""
+        """Return its sentence for where others stand before it."""
         return self._said("without that, too, a step would take")
 
     def _said(self, would: str) -> str:
