@@ -4,7 +4,6 @@ For `gradweave selftest --device sim --import accelerator.watched_sim`.
 """
 
 import torch
-
 from accelerator import sim
 
 # In the time of a wait torch's wrapper reads its own timers, also without us.

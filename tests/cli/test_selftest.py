@@ -18,7 +18,6 @@ HERE = Surroundings(device="cpu", backend="gloo", ranks=2, device_names=("cpu",)
 PASSED = Check(name="first", outcome="passed", line="fine")
 
 
-@pytest.mark.xdist_group("selftest")
 def test_on_the_cpu_everything_passes_that_can_be_tried():
     """Tens of seconds: two ranks train for each check."""
     done = run(*GRADWEAVE, "--json")
