@@ -19,6 +19,7 @@ class CalibrationQuestion(Struct, frozen=True, kw_only=True):
     repeats: int
     nodes_per_rack: int | None = None
     compressions: tuple[Compression, ...] = ()  # also time selecting and exchanging for these
+    keeps_slow: bool = False  # also ways that nobody would choose
 
 
 class CalibrationAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):

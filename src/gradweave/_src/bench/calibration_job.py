@@ -47,6 +47,7 @@ def calibrated(
             Communicator(same_ranks(group), topology=topology)
             for _ in range(LANES - 1 if is_sharded else 0)
         ],
+        keeps_slow=question.keeps_slow,
         advance=advance if group.rank() == 0 else lambda: None,
     )
     for compression in question.compressions:

@@ -223,6 +223,11 @@ def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def needs_slow_ways(runtimes: Sequence[str]) -> bool:
+    """Whoever names a collective wants its price, also where nobody would choose it."""
+    return any(BY in name for name in runtimes)
+
+
 def compressions_of(runtimes: Sequence[str]) -> tuple[Compression, ...]:
     """Of those that send a share of the gradients only."""
     return tuple(parse_compression(r) for r in runtimes if parse_spec(r).name in EXCHANGE_NAMES)

@@ -73,6 +73,7 @@ def calibrate(
     beside: Surroundings | None = None,
     communicator: Communicator | None = None,
     other_lanes: Sequence[Communicator] = (),
+    keeps_slow: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
     """Time operations by algorithms, and transfers between two ranks.
@@ -80,7 +81,8 @@ def calibrate(
     Call it on every rank, with nothing else on the group; all return the same. By default samples
     are taken both idle and beside matrix products. Reduce-scatters and all-gathers take turns on
     the group and ``other_lanes``; give one less than ShardedDataParallel has threads, so that their
-    curves are true for it. ``advance`` is called when a size is done.
+    curves are true for it. Algorithms that are hopelessly slow are left out unless ``keeps_slow``.
+    ``advance`` is called when a size is done.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
@@ -99,6 +101,7 @@ def calibrate(
             list(ways),
             repeats=repeats,
             beside=beside,
+            keeps_slow=keeps_slow,
         )
         _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
     links = _measure_links(communicator)
@@ -129,6 +132,7 @@ class _Survey:
     ways: list[Way]
     repeats: int
     beside: Surroundings
+    keeps_slow: bool
     samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
     hopeless: set[Way] = field(default_factory=set)
 
@@ -167,6 +171,8 @@ class _Survey:
 
     def give_up_on_the_slow(self, nbytes: int) -> None:
         """What is hopeless at a size will be at larger ones; its curve would end too early."""
+        if self.keeps_slow:
+            return
         seconds = {
             way: self.samples[way, self.leading][nbytes].gap_s
             for way in self.ways
