@@ -380,10 +380,10 @@ def _case(runtime: str, job: Job, cap_mb: float | None) -> Case:
         planner = "ddp" if cap_mb is None else f"fixed:{cap_mb:g}MiB"
         return Case(runtime=runtime, plan=peer.plan(job, planner), bucket_cap_mb=cap_mb)
     noting = parse_spec(runtime).name == NOTING
-    return Case(runtime=runtime, plan=_plan(runtime, job), noting=noting)
+    return Case(runtime=runtime, plan=plan_of(runtime, job), noting=noting)
 
 
-def _plan(runtime: str, job: Job) -> Plan:
+def plan_of(runtime: str, job: Job) -> Plan:
     """Of a runtime of ours that follows one."""
     if BY in runtime:
         return _plan_by(runtime, job)
