@@ -83,6 +83,7 @@ def calibrate(
     communicator: Communicator | None = None,
     other_lanes: Sequence[Communicator] = (),
     device: torch.device | None = None,
+    keeps_slow: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
     """Measure what messages cost in a process group: operations by algorithms, and links.
@@ -103,6 +104,7 @@ def calibrate(
             less than ShardedDataParallel has threads, so that their curves are true for it.
         device: where messages are (default: what the group sends from). On an accelerator they
             are queued on a stream of their own, and only that is waited for.
+        keeps_slow: whether algorithms stay that are hopelessly slow.
         advance: is called when a size is done.
 
     Raises:
@@ -130,6 +132,7 @@ def calibrate(
             repeats=repeats,
             beside=beside,
             device=device,
+            keeps_slow=keeps_slow,
         )
         _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
         links, samples = _measure_links(communicator, device)
@@ -196,6 +199,7 @@ class _Survey:
     repeats: int
     beside: Surroundings
     device: torch.device
+    keeps_slow: bool
     samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
     hopeless: set[Way] = field(default_factory=set)
 
@@ -231,6 +235,8 @@ class _Survey:
 
     def give_up_on_the_slow(self, nbytes: int) -> None:
         """What is hopeless at a size will be at larger ones; its curve would end too early."""
+        if self.keeps_slow:
+            return
         seconds = {
             way: self.samples[way, self.leading][nbytes].share_s
             for way in self.ways
