@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long test-faults soak test-integrations test-torch test-pure package docs lint bench report results presets clean
+.PHONY: demo test test-long test-faults soak test-integrations test-accelerator test-torch test-pure package docs lint bench report results presets clean
 
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
@@ -15,6 +15,11 @@ test: lint
 # What takes long: torch's own tests with our class, all habits of its users, ranks that die.
 test-long: $(INSTALLED)
 	$(BIN)/pytest -m long
+
+# On a simulated accelerator, which is built first if it has to be; that takes a minute or two.
+test-accelerator: $(INSTALLED)
+	$(BIN)/python tests/accelerator/building.py
+	$(BIN)/pytest -m accelerator tests/accelerator
 
 # Faults on the lab: each with each wrapper, in one stage. `make test-faults FAULTS="--all --keep"` runs
 # all stages and writes the table of docs/reliability.md.

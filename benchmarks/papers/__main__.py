@@ -21,10 +21,13 @@ OPENING = """
 """
 
 KINDS = [
-    """**Simulated or modelled**: every number of ours. Nothing on this page was run on a cluster.
-    An iteration is simulated from a trace (when each gradient is ready), a plan (which gradients
-    travel together) and a network (what a message costs); costs of collectives are the papers'
-    closed forms.""",
+    """**Simulated or modelled**: every number of ours that is not called measured. An iteration is
+    simulated from a trace (when each gradient is ready), a plan (which gradients travel together)
+    and a network (what a message costs); costs of collectives are closed forms, which tests hold
+    against the schedules that run.""",
+    """**Measured in the lab**: iterations and collectives on
+    emulated nodes with real processes and sockets, taken from
+    [benchmarks/results](../benchmarks/results), whose pages name the commits. """,
     """**Measured** traces: only GoogLeNet's (`googlenet-k80`), from the MG-WFBP authors' log. All
     other traces are **estimated**: tensor sizes are exact, times follow from operation counts at
     the speed of the measured trace.""",

@@ -41,9 +41,8 @@ def throughput_row(model: Model) -> list[str]:
     row = [f"{model.name} ({model.gradient_bytes / MB:.1f} MB)"]
     for method in METHODS:
         row += [f"{model.images_per_s(method):,.0f}", f"{model.paper_images(method):,}"]
-    for other in METHODS[:2]:
-        row.append(times(model.images_per_s("gTop-k") / model.images_per_s(other)))
-        row.append(times(model.paper_images("gTop-k") / model.paper_images(other)))
+    for other, printed in zip(METHODS[:2], model.paper_ratios, strict=True):
+        row += [times(model.images_per_s("gTop-k") / model.images_per_s(other)), printed]
     return row
 
 

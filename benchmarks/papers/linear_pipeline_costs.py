@@ -54,7 +54,7 @@ def over(operation: Operation, collective: str, *, nbytes: float, workers: int) 
 
 
 def block_bytes(operation: Operation, *, nbytes: float, workers: int) -> float:
-    return float(PIPELINES[operation](LINK, workers).block_bytes(np.array([nbytes]))[0])
+    return nbytes / float(PIPELINES[operation](LINK, workers).blocks(np.array([nbytes]))[0])
 
 
 def megabytes(nbytes: float) -> str:

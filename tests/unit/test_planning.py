@@ -20,7 +20,7 @@ from gradweave import (
     simulate,
 )
 from gradweave._src.compression import EXCHANGE_NAMES
-from gradweave._src.costs import Curve, Line, flat
+from gradweave._src.costs import Curve, Line, flat, least_squares
 from gradweave._src.plan import merge
 from gradweave._src.planning import PLANNERS, find_planner
 from gradweave._src.planning.mgwfbp import mgwfbp
@@ -191,8 +191,19 @@ def test_mgwfbp_is_algorithm_1_as_printed(sizes, line, data):
 
 @given(trace=traces(most=20), curve=curves())
 @settings(max_examples=30)
-def test_mgwfbp_plans_on_the_fitted_line_of_a_curve(trace, curve):
-    assert mgwfbp(trace, curve) == mgwfbp(trace, curve.line(1.0))
+def test_mgwfbp_plans_on_the_line_of_least_squares_of_a_curve(trace, curve):
+    sizes, seconds = np.array(curve.nbytes, dtype=float), np.array(curve.measured_s)
+    assert mgwfbp(trace, curve) == mgwfbp(trace, least_squares(sizes, seconds))
+
+
+@pytest.mark.parametrize(
+    ("workers", "papers_startup_s"), [(2, 90.52e-6), (4, 271.56e-6), (8, 633.64e-6)]
+)
+def test_start_ups_come_close_to_the_papers_only_by_least_squares(workers, papers_startup_s):
+    """INFOCOM, text on Fig. 5(b): what its authors fitted to these very points."""
+    curve = load_network("mpi-10gbe-measured").cost("all-reduce", "native", workers=workers)
+    assert curve.line(1.0, least_squares).startup_s == pytest.approx(papers_startup_s, rel=0.2)
+    assert curve.line(1.0).startup_s < papers_startup_s / 2
 
 
 @pytest.mark.parametrize(

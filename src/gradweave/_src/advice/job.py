@@ -33,11 +33,6 @@ EQUALLY_FAST = 0.01
 # Without a tolerance, so that no uniform buckets look better than planned ones.
 PLANNER = "optimal:0"
 
-# The paper's formula sends fewer bytes than any all-reduce must (docs/collectives.md).
-TOO_CHEAP_BY_FORMULA = frozenset({"double-tree"})
-# Their formulas leave out what other numbers of workers cost them.
-FOR_POWERS_OF_TWO = frozenset({"recursive-doubling", "halving-doubling", "exchange"})
-
 
 class Choice(Struct, frozen=True, kw_only=True):
     """Collectives among which each message may choose, and what asks a wrapper for them."""
@@ -169,19 +164,9 @@ class Job:
 
     def _known(self, *operations: Operation) -> list[str]:
         """The collectives that the network can price these operations by."""
-        formulas = [
-            name
-            for operation, name in FORMULAS
-            if operation == operations[0] and self._is_credible(name)
-        ]
+        formulas = [name for operation, name in FORMULAS if operation == operations[0]]
         names = dict.fromkeys([*self.network.collectives, *formulas])
         return [name for name in names if self._has_price(name, operations)]
-
-    def _is_credible(self, formula: str) -> bool:
-        is_power_of_two = self.workers & (self.workers - 1) == 0
-        return formula not in TOO_CHEAP_BY_FORMULA and (
-            is_power_of_two or formula not in FOR_POWERS_OF_TWO
-        )
 
     def _has_price(self, name: str, operations: Sequence[Operation]) -> bool:
         try:

@@ -9,7 +9,15 @@ from gradweave._src.bench.jobs import ask
 from gradweave._src.compression import Compression
 from gradweave._src.lab import Cluster
 from gradweave._src.network import Network
-from gradweave._src.vocabulary import Way
+from gradweave._src.trace import Trace
+from gradweave._src.vocabulary import ReplayMode, Way
+
+
+class ReplayedJob(Struct, frozen=True, kw_only=True):
+    """What ranks compute beside messages."""
+
+    trace: Trace
+    mode: ReplayMode
 
 
 class CalibrationQuestion(Struct, frozen=True, kw_only=True):
@@ -19,23 +27,45 @@ class CalibrationQuestion(Struct, frozen=True, kw_only=True):
     repeats: int
     nodes_per_rack: int | None = None
     compressions: tuple[Compression, ...] = ()  # also time selecting and exchanging for these
+    job: ReplayedJob | None = None  # time everything beside this, and nothing else; record it, too
 
 
 class CalibrationAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A size is done, or all of them."""
+    """A size is done, or all of them; or the job was recorded."""
 
     network: Network | None = None
+    recorded: Trace | None = None
 
 
 def calibrate_cluster(
     cluster: Cluster, question: CalibrationQuestion, *, advance: Callable[[], None] = lambda: None
 ) -> Network:
-    found: list[Network] = []
+    network, _ = _answers(cluster, question, advance)
+    return network
+
+
+def calibrate_for_job(
+    cluster: Cluster, question: CalibrationQuestion, *, advance: Callable[[], None] = lambda: None
+) -> tuple[Network, Trace]:
+    """What messages cost beside the question's job, and that job as it was recorded there."""
+    network, recorded = _answers(cluster, question, advance)
+    assert recorded is not None
+    return network, recorded
+
+
+def _answers(
+    cluster: Cluster, question: CalibrationQuestion, advance: Callable[[], None]
+) -> tuple[Network, Trace | None]:
+    networks: list[Network] = []
+    traces: list[Trace] = []
 
     def take(text: str) -> None:
         advance()
-        if network := msgspec.json.decode(text, type=CalibrationAnswer).network:
-            found.append(network)
+        answer = msgspec.json.decode(text, type=CalibrationAnswer)
+        if answer.network is not None:
+            networks.append(answer.network)
+        if answer.recorded is not None:
+            traces.append(answer.recorded)
 
     ask(cluster, "gradweave._src.bench.calibration_job", question, on_answer=take)
-    return found[0]
+    return networks[0], traces[0] if traces else None

@@ -1,17 +1,26 @@
 """What each rank of ``gradweave calibrate`` runs: ``python -m …calibration_job FILE``."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from gradweave._src.bench.calibration import CalibrationAnswer, CalibrationQuestion
+from gradweave._src.bench.calibration import (
+    CalibrationAnswer,
+    CalibrationQuestion,
+    ReplayedJob,
+)
 from gradweave._src.bench.jobs import answer, asked
 from gradweave._src.bench.ranks import default_group, node_topology
+from gradweave._src.bench.replayed_load import replaying
+from gradweave._src.bench.trainee import BATCH
 from gradweave._src.comm import Communicator
 from gradweave._src.comm.groups import same_ranks
 from gradweave._src.comm.lanes import LANES
 from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.measure.backward import record_trace
 from gradweave._src.measure.network import calibrate
 from gradweave._src.network import Network
 from gradweave._src.planning import OPERATIONS
@@ -19,6 +28,10 @@ from gradweave._src.session.compression import with_compression_price
 from gradweave._src.sparse.exchanger import Exchanger
 from gradweave._src.sparse.settings import settings_for
 from gradweave._src.sparse.timing import MOST_TIMED, exchange_cost, selection_s_per_element
+from gradweave._src.trace import Trace
+from gradweave._src.workloads.replay import Replay
+
+RECORDED_WARMUP, RECORDED_ITERATIONS = 2, 5
 
 
 def in_default_group(
@@ -48,7 +61,16 @@ def calibrated(
             for _ in range(LANES - 1 if is_sharded else 0)
         ],
         advance=advance if group.rank() == 0 else lambda: None,
+        beside=None if question.job is None else {"compute": partial(replaying, question.job)},
     )
+    with nullcontext() if question.job is None else replaying(question.job):
+        network = _with_compressions(network, question, group)
+    return network if group.rank() == 0 else None
+
+
+def _with_compressions(
+    network: Network, question: CalibrationQuestion, group: dist.ProcessGroup
+) -> Network:
     for compression in question.compressions:
         mine_s = selection_s_per_element(
             MOST_TIMED,
@@ -66,12 +88,42 @@ def calibrated(
             ),
             workers=group.size(),
         )
-    return network if group.rank() == 0 else None
+    return network
+
+
+def recorded(job: ReplayedJob, group: dist.ProcessGroup) -> Trace:
+    """The job's trace as the slowest rank replays it beside the others, sending nothing."""
+    model = Replay(job.trace, mode=job.mode)
+
+    def step() -> None:
+        model.zero_grad()
+        model(BATCH).backward()
+
+    group.barrier().wait()
+    recording = record_trace(
+        model,
+        step,
+        name=job.trace.name,
+        batch_size=job.trace.batch_size,
+        warmup=RECORDED_WARMUP,
+        iterations=RECORDED_ITERATIONS,
+        group=group,
+    )
+    # Gradients that come at once may change places; plans follow the order of backward.
+    return recording.trace.in_order(tensor.name for tensor in job.trace.tensors)
+
+
+def main() -> None:
+    question = asked(CalibrationQuestion)
+    with default_group() as group:
+        if question.job is not None:
+            trace = recorded(question.job, group)
+            if group.rank() == 0:
+                answer(CalibrationAnswer(recorded=trace))
+        found = calibrated(question, group, advance=lambda: answer(CalibrationAnswer()))
+    if found is not None:
+        answer(CalibrationAnswer(network=found))
 
 
 if __name__ == "__main__":
-    found = in_default_group(
-        asked(CalibrationQuestion), advance=lambda: answer(CalibrationAnswer())
-    )
-    if found is not None:
-        answer(CalibrationAnswer(network=found))
+    main()

@@ -137,8 +137,15 @@ def _natively(job: Job, planner: str) -> Plan:
 
 
 def _beside_backward(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:
+    """Torch's wrapper copies gradients into its buckets, and out of them."""
     del computing_s
-    return simulate(job.trace, plan, job.network, workers=job.workers)
+    return simulate(
+        job.trace,
+        plan,
+        job.network,
+        workers=job.workers,
+        copy_s_per_byte=job.network.copy_s_per_byte,
+    )
 
 
 def _then_broadcasts(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:

@@ -207,6 +207,7 @@ def train_on_cluster(
     command: str,
     advance: Callable[[], None] = lambda: None,
     found: Sequence[Prediction] = (),
+    recorded: Trace | None = None,
 ) -> list[Result]:
     """Train on an emulated cluster."""
     spec = cluster.spec
@@ -221,6 +222,7 @@ def train_on_cluster(
         command=command,
         advance=advance,
         found=found,
+        recorded=recorded,
     )
 
 
@@ -247,12 +249,14 @@ def train(
     command: str,
     advance: Callable[[], None],
     found: Sequence[Prediction] = (),
+    recorded: Trace | None = None,
 ) -> list[Result]:
     """What is expected is in the folder before the runtimes run, what was measured afterwards.
 
-    Runtimes that find their plan need not do so again where it was ``found`` before.
+    Runtimes that find their plan need not do so again where it was ``found`` before. Where the
+    replayed trace was ``recorded`` where it will run, plans and predictions go by that.
     """
-    job = Job(trace, network, place.workers)
+    job = Job(recorded or trace, network, place.workers)
     best_cap_mb = {
         name: _best_cap_mb(name, ask_ranks, job, settings, advance)
         for name in settings.runtimes
@@ -381,8 +385,17 @@ def _planner(runtime: str) -> str:
 def _predicted(runtime: str, plan: Plan, job: Job, computing_s: Sequence[float]) -> Timeline:
     if (peer := find_peer(runtime)) is not None:
         return peer.predict(job, plan, computing_s)
-    operations = find_loop(runtime).operations if parse_spec(runtime).name in LOOPS else None
-    return simulate(job.trace, plan, job.network, workers=job.workers, operations=operations)
+    name = parse_spec(runtime).name
+    # Ours is torch's wrapper; sharded training and loops have gradients where they are sent from.
+    is_copied = name not in LOOPS and plan.passes == "backward" and plan.overlap
+    return simulate(
+        job.trace,
+        plan,
+        job.network,
+        workers=job.workers,
+        operations=find_loop(runtime).operations if name in LOOPS else None,
+        copy_s_per_byte=job.network.copy_s_per_byte if is_copied else 0.0,
+    )
 
 
 def _question(

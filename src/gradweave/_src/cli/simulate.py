@@ -8,11 +8,18 @@ the planner says, then simulate one iteration. Examples:
       --planner wfbp,single,mgwfbp,optimal --collective ring
   gradweave simulate --trace resnet50 --network gtopk-1gbe --workers 4,16,64,256,1024,2048 \\
       --planner optimal --passes backward,both
+
+With --chakra the iteration of one such job is also written for other simulators, as a Chakra
+execution trace: PREFIX.0.et and so on, a file for each rank.
+
+  gradweave simulate --trace resnet50 --network k80-10gbe --workers 16 --planner optimal \\
+      --chakra traces/resnet50
 """
 
 import argparse
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 
 from gradweave._src.cli import arguments
 from gradweave._src.cli.tables import (
@@ -24,6 +31,8 @@ from gradweave._src.cli.tables import (
     print_table,
     progress,
 )
+from gradweave._src.errors import RequestError
+from gradweave._src.formats.chakra import write_ranks
 from gradweave._src.planning import planner_summary
 from gradweave._src.simulation import Jitter, Outcome
 from gradweave._src.simulation import run as run_case
@@ -63,15 +72,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     jitter.add_argument(
         "--seed", type=arguments.whole_number(least=0), default=0, metavar="N", help="default: 0"
     )
+    parser.add_argument(
+        "--chakra",
+        metavar="PREFIX",
+        type=Path,
+        help="write the one job asked for as a Chakra execution trace, a file for each rank",
+    )
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 
 
 def run(options: argparse.Namespace) -> None:
     jitter = _jitter(options)
-    outcomes = [
-        run_case(case, jitter=jitter, iterations=options.iterations, seed=options.seed).outcome
-        for case in progress(arguments.asked_cases(options), doing="simulating")
-    ]
+    cases = arguments.asked_cases(options)
+    if options.chakra is not None and len(cases) > 1:
+        raise RequestError(
+            f"--chakra writes one job, and {len(cases)} are asked for; name one planner, number of "
+            "workers and so on"
+        )
+    outcomes = []
+    for case in progress(cases, doing="simulating"):
+        simulated = run_case(case, jitter=jitter, iterations=options.iterations, seed=options.seed)
+        outcomes.append(simulated.outcome)
+        if options.chakra is not None:
+            write_ranks(
+                options.chakra,
+                case.trace,
+                simulated.plan,
+                simulated.timeline,
+                workers=case.workers,
+            )
     if options.json:
         print_json(outcomes)
     else:

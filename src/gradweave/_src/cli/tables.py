@@ -45,6 +45,8 @@ NAME_COLUMNS = frozenset(
         "could also use",
         "from",
         "method",
+        "check",
+        "outcome",
     }
 )
 TEXT_COLUMNS = frozenset({"changes in results", "switched on by", "what it is"})

@@ -7,7 +7,6 @@ an order that follows the network, so that a ring or a chain enters and leaves e
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil
 from typing import get_args
 
 import numpy as np
@@ -94,8 +93,7 @@ def _pipelined(build_for: Callable[[int, int], Schedule]) -> Algorithm:
         ranks = max(2, request.ranks)
         cost = closed_form(request.operation, str(request.spec), flat(request.link), ranks)
         assert isinstance(cost, PipelineCost)
-        block_bytes = float(cost.block_bytes(np.array([float(request.nbytes)]))[0])
-        return build_for(request.ranks, max(1, ceil(request.nbytes / max(1.0, block_bytes))))
+        return build_for(request.ranks, int(cost.blocks(np.array([float(request.nbytes)]))[0]))
 
     return algorithm
 

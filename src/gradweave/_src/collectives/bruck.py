@@ -7,23 +7,17 @@ gradients go by it: there a block is one rank's vector.
 
 import numpy as np
 
-from gradweave._src.collectives.schedule import Round, Schedule, joined, transfers
+from gradweave._src.collectives.schedule import Round, Schedule, around_the_end
 
 
 def all_gather(ranks: int) -> Schedule:
-    """Rank r begins with block r. Blocks around the end of the message are two transfers."""
+    """Rank r begins with block r."""
 
     def round_(number: int) -> Round:
         distance = 1 << number
         source = np.arange(ranks)
         target = (source - distance) % ranks
-        last = source + min(distance, ranks - distance)
-        around = last > ranks
-        return joined(
-            [
-                transfers(source, target, source, np.minimum(last, ranks), add=False),
-                transfers(source[around], target[around], 0, last[around] - ranks, add=False),
-            ]
-        )
+        count = min(distance, ranks - distance)
+        return around_the_end(source, target, source, count, blocks=ranks, add=False)
 
     return Schedule(ranks, ranks, (ranks - 1).bit_length(), round_)

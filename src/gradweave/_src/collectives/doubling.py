@@ -7,7 +7,7 @@ from gradweave._src.collectives.schedule import Round, Schedule, transfers
 
 
 def all_reduce(ranks: int) -> Schedule:
-    """ceil(log N) rounds of the whole message, two more where N is no power of two."""
+    """floor(log2 N) rounds of the whole message, two more where N is no power of two."""
     folding = Folding(ranks)
     folded = folding.pairs > 0
     doublings = folding.cores.bit_length() - 1

@@ -21,14 +21,19 @@ def scatter(ranks: int) -> Schedule:
     return Schedule(ranks, ranks, rounds, round_)
 
 
+def gather(ranks: int) -> Schedule:
+    """To rank 0, the scatter backwards."""
+    return backwards(scatter(ranks), add=False)
+
+
 def broadcast(ranks: int) -> Schedule:
     """A scatter down the tree, then an all-gather around the ring."""
     return then(scatter(ranks), ring.all_gather(ranks))
 
 
 def reduce(ranks: int) -> Schedule:
-    """A reduce-scatter by halving, then the scatter backwards gathers the sums at rank 0."""
-    return then(halving.reduce_scatter(ranks), backwards(scatter(ranks), add=False))
+    """A reduce-scatter by halving, then the sums are gathered at rank 0."""
+    return then(halving.reduce_scatter(ranks), gather(ranks))
 
 
 def all_reduce(ranks: int) -> Schedule:

@@ -39,6 +39,20 @@ def transfers(
     return Round(source_, target_, first_, last_, np.full(len(source_), add))
 
 
+def around_the_end(
+    source: IntArray, target: IntArray, first: IntArray, count: int, *, blocks: int, add: bool
+) -> Round:
+    """``count`` blocks from ``first`` on, modulo ``blocks``: two transfers around the end."""
+    last = first + count
+    beyond = last > blocks
+    return joined(
+        [
+            transfers(source, target, first, np.minimum(last, blocks), add=add),
+            transfers(source[beyond], target[beyond], 0, last[beyond] - blocks, add=add),
+        ]
+    )
+
+
 def joined(rounds: list[Round]) -> Round:
     """One round with the transfers of several."""
     if len(rounds) == 1:

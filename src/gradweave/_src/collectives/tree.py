@@ -16,10 +16,7 @@ from gradweave._src.collectives.schedule import (
     renamed,
     transfers,
 )
-
-# Chunks that follow each other through each of two trees: enough to keep all levels of a large tree
-# busy, few enough that their start-ups stay small.
-DEFAULT_CHUNKS = 8
+from gradweave._src.costs.all_reduce import DOUBLE_TREE_CHUNKS
 
 
 def all_reduce(ranks: int) -> Schedule:
@@ -27,7 +24,7 @@ def all_reduce(ranks: int) -> Schedule:
     return _up_and_down(in_order_parents(ranks), chunks=1)
 
 
-def double_all_reduce(ranks: int, chunks: int = DEFAULT_CHUNKS) -> Schedule:
+def double_all_reduce(ranks: int, chunks: int = DOUBLE_TREE_CHUNKS) -> Schedule:
     """Each half of the message through its own tree, in chunks."""
     one = _up_and_down(in_order_parents(ranks), chunks=chunks)
     return beside(one, renamed(one, (np.arange(ranks) + 1) % ranks))

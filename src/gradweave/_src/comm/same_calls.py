@@ -6,6 +6,7 @@ import torch.distributed as dist
 from gradweave._src.comm.channel import Call
 from gradweave._src.comm.small_messages import gather_text
 from gradweave._src.errors import CollectiveError
+from gradweave._src.torch_internals import HOST
 
 
 class SameCalls:
@@ -18,7 +19,7 @@ class SameCalls:
         self._group = group
         self._kinds: set[str] = set()
 
-    def check(self, call: Call, *, device: torch.device, circumstances: str = "") -> None:
+    def check(self, call: Call, *, device: torch.device = HOST, circumstances: str = "") -> None:
         """``circumstances`` must be the same, too; they are not part of the kind."""
         if call.kind in self._kinds:
             return

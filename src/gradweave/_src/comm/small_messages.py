@@ -1,15 +1,47 @@
-"""Small things that all ranks of a group must know alike. Nothing is pickled."""
+"""Small things that all ranks of a group must know alike. Nothing is pickled.
+
+Whoever reads a text waits for it, so texts stay on the host: reading one from an accelerator would
+wait for everything that was queued there before. A group whose backend sends only an accelerator's
+tensors has another one of gloo beside it for that, made by its first text, where all ranks come
+alike.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from gradweave._src.torch_internals import wait_until_let_go
+from gradweave._src.device_order import Order, wait_for
+from gradweave._src.torch_internals import (
+    HOST,
+    devices_carried,
+    group_timeout,
+    unlisted_gloo_group,
+    wait_until_let_go,
+)
 
 # Enough for a host name or the description of a message.
 TEXT_BYTES = 256
+
+_for_texts: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def for_texts(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return the group itself, or one of the same ranks that sends what is on the host."""
+    if HOST.type in devices_carried(group):
+        return group
+    beside = _for_texts.get(group)
+    if beside is None:
+        beside = _for_texts[group] = unlisted_gloo_group(
+            PrefixStore("gradweave texts", group.get_group_store()),
+            rank=group.rank(),
+            ranks=group.size(),
+            timeout=group_timeout(group),
+        )
+    return beside
 
 
 def gather_text(
@@ -23,6 +55,7 @@ def gather_text(
 
     ``while_waiting`` is called again and again; what it raises ends waiting for others.
     """
+    group = _for(group, device)
     mine = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
     encoded = text.encode()[:TEXT_BYTES]
     mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
@@ -38,6 +71,7 @@ def gather_text(
 
 def broadcast_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> str:
     """What rank 0 says, of any length; what others say is not looked at."""
+    group = _for(group, device)
     encoded = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(device)
     length = torch.tensor([len(encoded)], dtype=torch.int64, device=device)
     wait_until_let_go(lambda: group.broadcast([length]), [length])
@@ -49,7 +83,7 @@ def broadcast_text(group: dist.ProcessGroup, text: str, *, device: torch.device)
 
 def gather_long_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[str]:
     """What every rank says, of any length."""
-    encoded = text.encode()
+    group, encoded = _for(group, device), text.encode()
     (longest,) = largest(group, [float(len(encoded))], device=device)
     mine = torch.zeros(max(1, int(longest)), dtype=torch.uint8)
     if encoded:
@@ -62,6 +96,7 @@ def gather_long_text(group: dist.ProcessGroup, text: str, *, device: torch.devic
 
 def largest(group: dist.ProcessGroup, values: list[float], *, device: torch.device) -> list[float]:
     """The largest of each value over the ranks, such as the time of the slowest."""
+    group = _for(group, device)
     gathered = torch.tensor(values, dtype=torch.float64).to(device)
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
@@ -69,11 +104,27 @@ def largest(group: dist.ProcessGroup, values: list[float], *, device: torch.devi
     return [float(value) for value in gathered.tolist()]
 
 
+def _for(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    return for_texts(group) if device == HOST else group
+
+
 def group_device(group: dist.ProcessGroup) -> torch.device:
-    """Where the group's small messages live: on the accelerator where its backend needs that."""
-    if group.name() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    """Where the group's small messages live: on the host, whatever else the group sends."""
+    del group
+    return HOST
+
+
+def payload_device(group: dist.ProcessGroup) -> torch.device:
+    """Where a group's messages are, as far as it tells: the host if it sends what is there.
+
+    Ask on the thread that trains: of several accelerators, its current one is meant.
+    """
+    if group.bound_device_id is not None:
+        return torch.device(group.bound_device_id)
+    carried = devices_carried(group)
+    if HOST.type in carried:
+        return HOST
+    return torch.device(min(carried), torch.accelerator.current_device_index())
 
 
 @torch.no_grad()
@@ -85,7 +136,11 @@ def broadcast_bytes(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -
     for held in of_device.values():
         as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in held]
         message = torch.cat(as_bytes)
-        wait_until_let_go(partial(group.broadcast, [message]), [message])
+        begin = partial(group.broadcast, [message])
+        if message.device == HOST:
+            wait_until_let_go(begin, [message])
+        else:
+            wait_for(begin(), Order.BUFFERS_AFTER_BROADCAST)
         if group.rank() == 0:
             continue
         parts = torch.split(message, [part.numel() for part in as_bytes])

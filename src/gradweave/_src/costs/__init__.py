@@ -26,6 +26,7 @@ from gradweave._src.costs.cost import (
     Total,
     fit,
     fit_line,
+    least_squares,
 )
 from gradweave._src.costs.links import GIGABIT_ETHERNET, Level, Link, Links, flat
 from gradweave._src.errors import UnknownCost
@@ -59,6 +60,7 @@ __all__ = [
     "fit_line",
     "flat",
     "has_formula",
+    "least_squares",
     "sparse_closed_form",
 ]
 

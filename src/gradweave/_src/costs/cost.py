@@ -1,5 +1,6 @@
 """Seconds over bytes: what one message costs. A line, a measured curve, or a formula."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -13,6 +14,38 @@ from gradweave._src.checks import LARGEST, SMALLEST, require_not_negative
 FloatArray = NDArray[np.float64]
 
 
+# From sizes and seconds to the line that describes them best, in one sense or the other.
+Fitting = Callable[[FloatArray, FloatArray], "Line"]
+
+
+def fit_line(nbytes: FloatArray, seconds: FloatArray) -> "Line":
+    """The line with the least relative errors, so that small messages count like large ones.
+
+    A negative start-up or slope, which no network has, becomes zero.
+    """
+    return _weighted_line(nbytes, seconds, 1 / seconds)
+
+
+def least_squares(nbytes: FloatArray, seconds: FloatArray) -> "Line":
+    """The line with the least squared errors in seconds, as the MG-WFBP papers fit theirs.
+
+    Large messages decide it, so its start-up is what large messages seem to have paid, which is
+    several times what the smallest ones cost where a curve bends. A negative start-up or slope
+    becomes zero.
+    """
+    return _weighted_line(nbytes, seconds, np.ones_like(seconds))
+
+
+def _weighted_line(nbytes: FloatArray, seconds: FloatArray, weight: FloatArray) -> "Line":
+    slope, startup = np.polyfit(nbytes, seconds, 1, w=weight)
+    if startup < 0:
+        weighted = nbytes * weight
+        slope, startup = weighted @ (seconds * weight) / (weighted @ weighted), 0.0
+    if slope < 0:
+        slope, startup = 0.0, (seconds * weight**2).sum() / (weight**2).sum()
+    return Line(startup_s=float(startup), s_per_byte=float(slope))
+
+
 class Cost(Protocol):
     """What one message costs, as ``Network.cost`` returns it: a line, a curve, or made of such.
 
@@ -23,8 +56,8 @@ class Cost(Protocol):
         """Return what messages of so many bytes take."""
         ...
 
-    def line(self, largest_bytes: float) -> "Line":
-        """Return the line that describes messages up to ``largest_bytes`` best."""
+    def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> "Line":
+        """Return the line that describes messages up to ``largest_bytes`` best, as asked for."""
         ...
 
     @property
@@ -60,9 +93,9 @@ class Line(
         """Return what messages of so many bytes take."""
         return self.startup_s + self.s_per_byte * nbytes
 
-    def line(self, largest_bytes: float) -> "Line":
+    def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> "Line":
         """Return the line itself."""
-        del largest_bytes
+        del largest_bytes, fitted
         return self
 
     @property
@@ -90,8 +123,8 @@ class Total:
             total_s = total_s + part.seconds(nbytes)
         return total_s
 
-    def line(self, largest_bytes: float) -> Line:
-        lines = [part.line(largest_bytes) for part in self.parts]
+    def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
+        lines = [part.line(largest_bytes, fitted) for part in self.parts]
         return Line(
             startup_s=sum(line.startup_s for line in lines),
             s_per_byte=sum(line.s_per_byte for line in lines),
@@ -112,8 +145,8 @@ class Share:
     def seconds(self, nbytes: FloatArray) -> FloatArray:
         return self.whole.seconds(self.share * nbytes)
 
-    def line(self, largest_bytes: float) -> Line:
-        line = self.whole.line(self.share * largest_bytes)
+    def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
+        line = self.whole.line(self.share * largest_bytes, fitted)
         return Line(startup_s=line.startup_s, s_per_byte=self.share * line.s_per_byte)
 
     @property
@@ -131,11 +164,11 @@ class Cheapest:
         cheapest: FloatArray = np.min([way.seconds(nbytes) for way in self.ways], axis=0)
         return cheapest
 
-    def line(self, largest_bytes: float) -> Line:
+    def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
         """That of the way which the largest message takes."""
         size = np.array([largest_bytes])
         way = min(self.ways, key=lambda one: float(one.seconds(size)[0]))
-        return way.line(largest_bytes)
+        return way.line(largest_bytes, fitted)
 
     @property
     def known_to_bytes(self) -> float:
@@ -152,8 +185,8 @@ class Times:
     def seconds(self, nbytes: FloatArray) -> FloatArray:
         return self.factor * self.cost.seconds(nbytes)
 
-    def line(self, largest_bytes: float) -> Line:
-        line = self.cost.line(largest_bytes)
+    def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
+        line = self.cost.line(largest_bytes, fitted)
         return Line(
             startup_s=self.factor * line.startup_s, s_per_byte=self.factor * line.s_per_byte
         )
@@ -228,29 +261,15 @@ class Curve(
         within = np.interp(nbytes, self.nbytes, self.measured_s)
         return within + self.last_slope * np.maximum(nbytes - self.nbytes[-1], 0.0)
 
-    def line(self, largest_bytes: float) -> Line:
-        """Return the line through the measured points, as the papers fit theirs."""
+    def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
+        """Return the line through the measured points, however large a message is asked for."""
         del largest_bytes
-        return fit_line(np.array(self.nbytes, dtype=np.float64), np.array(self.measured_s))
+        return fitted(np.array(self.nbytes, dtype=np.float64), np.array(self.measured_s))
 
     @property
     def known_to_bytes(self) -> float:
         """The size of the last point, beyond which the answer is an extrapolation."""
         return self.nbytes[-1]
-
-
-def fit_line(nbytes: FloatArray, seconds: FloatArray) -> Line:
-    """The line with the least relative errors, so that small messages count like large ones.
-
-    A negative start-up or slope, which no network has, becomes zero.
-    """
-    slope, startup = np.polyfit(nbytes, seconds, 1, w=1 / seconds)
-    if startup < 0:
-        share = nbytes / seconds
-        slope, startup = share.sum() / (share @ share), 0.0
-    if slope < 0:
-        slope, startup = 0.0, (1 / seconds).sum() / (1 / seconds**2).sum()
-    return Line(startup_s=float(startup), s_per_byte=float(slope))
 
 
 class Fit(Struct, frozen=True, kw_only=True):

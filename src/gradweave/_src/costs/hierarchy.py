@@ -31,9 +31,12 @@ def one_level(links: Links, workers: int) -> Line:
 
 
 def two_level(links: Links, workers: int) -> Line:
-    """Reduce to one master per innermost group, all-reduce among masters, broadcast (Eq. 7)."""
+    """Reduce to one master per innermost group, all-reduce among masters, broadcast (Eq. 7).
+
+    Where there is one group only, nobody needs a master.
+    """
     factors = links.factors(workers)
-    if factors is None:
+    if factors is None or factors[0] == workers:
         return one_level(links, workers)
     local, inner = factors[0], links.levels[0].link
     gather = doubling_all_gather(inner, local).plus(ring_all_gather(inner, local))  # Eq. 4

@@ -17,9 +17,9 @@ from torch.nn.modules.module import (
 )
 from torch.utils.hooks import unserializable_hook
 
+from gradweave._src.clocks import Clock, clock_for, have_passed
 from gradweave._src.comm.small_messages import gather_long_text, group_device
 from gradweave._src.errors import RequestError
-from gradweave._src.measure.clocks import Clock, clock_for
 from gradweave._src.torch_internals import all_requiring_grad, remove_gradient_hook
 from gradweave._src.trace import Tensor, Trace
 
@@ -87,21 +87,25 @@ def record_trace(
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise RequestError("the model has no parameters that require a gradient")
-    observed = []
+    seen = []
     with observing(model, parameters, clock) as observer:
         for number in range(warmup + iterations):
             observer.begin()
             step()
             if number >= warmup:
-                observed.append(_seen(observer))
+                seen.append(_seen(observer))
+    observed = []
+    for marks in seen:
+        marks.wait()
+        observed.append(marks.iteration())
     return _recording(observed, parameters, name=name, batch_size=batch_size, group=group)
 
 
-def _seen(observer: "Observer") -> "Iteration":
-    iteration = observer.iteration()
-    if iteration is None:
+def _seen(observer: "Observer") -> "Marks":
+    marks = observer.marks()
+    if marks is None:
         raise RequestError("step() did not call the model; it must run forward and backward")
-    return iteration
+    return marks
 
 
 class Iteration(Struct, frozen=True, kw_only=True):
@@ -110,6 +114,43 @@ class Iteration(Struct, frozen=True, kw_only=True):
     forward_s: float
     needed_s: dict[str, float]
     ready_s: dict[str, float]  # in the order in which they came
+
+
+class Marks(NamedTuple):
+    """One iteration as it was marked: what lies between is asked for when all have passed."""
+
+    clock: Clock
+    parameters: Iterable[str]
+    began: object
+    ended: object
+    called: dict[str, object]
+    ready: dict[str, object]  # in the order in which gradients came
+
+    def have_passed(self) -> bool:
+        """Whether ``iteration`` can be asked for; nothing is waited for."""
+        return have_passed(self.clock, self._last)
+
+    def wait(self) -> None:
+        for mark in self._last:
+            self.clock.wait_until(mark)
+
+    @property
+    def _last(self) -> list[object]:
+        """Streams go on in order, and a model mostly has one; gradients may come on others."""
+        return [self.began, self.ended, *self.called.values(), *self.ready.values()]
+
+    def iteration(self) -> Iteration:
+        seconds, began = self.clock.seconds, self.began
+        return Iteration(
+            forward_s=seconds(began, self.ended),
+            needed_s={
+                name: seconds(began, self.called.get(_owner(name, self.called), began))
+                for name in self.parameters
+            },
+            ready_s={
+                name: max(0.0, seconds(self.ended, mark)) for name, mark in self.ready.items()
+            },
+        )
 
 
 class Observer:
@@ -150,23 +191,12 @@ class Observer:
         if len(self._ready) == len(self._parameters):
             self._on_last()
 
-    def iteration(self) -> Iteration | None:
+    def marks(self) -> Marks | None:
         """What was seen since ``begin``; None where the model was not called."""
         if self._began is None or self._ended is None:
             return None
-        began, ended = self._began, self._ended
-        return Iteration(
-            forward_s=self._clock.seconds(began, ended),
-            needed_s={
-                name: self._clock.seconds(
-                    began, self._called.get(_owner(name, self._called), began)
-                )
-                for name in self._parameters
-            },
-            ready_s={
-                name: max(0.0, self._clock.seconds(ended, mark))
-                for name, mark in self._ready.items()
-            },
+        return Marks(
+            self._clock, self._parameters, self._began, self._ended, self._called, self._ready
         )
 
 

@@ -16,10 +16,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from gradweave._src.clocks import clock_for, taken_s
 from gradweave._src.comm import Communicator
 from gradweave._src.comm.lanes import Lanes
-from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.comm.small_messages import (
+    for_texts,
+    group_device,
+    largest,
+    payload_device,
+)
 from gradweave._src.costs import Curve, Level, Link, Links
+from gradweave._src.device_order import own_stream
 from gradweave._src.errors import RequestError
 from gradweave._src.measure.load import computing
 from gradweave._src.network import CollectiveCost, Network
@@ -73,6 +80,7 @@ def calibrate(
     beside: Surroundings | None = None,
     communicator: Communicator | None = None,
     other_lanes: Sequence[Communicator] = (),
+    device: torch.device | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
     """Measure what messages cost in a process group: operations by algorithms, and links.
@@ -91,6 +99,8 @@ def calibrate(
         communicator: what runs the collectives (default: a new one on ``group``).
         other_lanes: reduce-scatters and all-gathers take turns on the group and these; give one
             less than ShardedDataParallel has threads, so that their curves are true for it.
+        device: where messages are (default: what the group sends from). On an accelerator they
+            are queued on a stream of their own, and only that is waited for.
         advance: is called when a size is done.
 
     Raises:
@@ -103,19 +113,24 @@ def calibrate(
             f"calibrate up to at least {SMALLEST_BYTES * SIZE_FACTOR} bytes, got {largest_bytes}"
         )
     communicator = communicator or Communicator(group)
+    device = payload_device(group) if device is None else device
     if beside is None:
-        beside = {"nothing": nullcontext, "compute": partial(computing, group_device(group))}
+        beside = {"nothing": nullcontext, "compute": partial(computing, device)}
     is_sharded = any(way.operation in OPERATIONS["both"] for way in ways)
-    with closing(Lanes([communicator, *other_lanes] if is_sharded else ())) as lanes:
+    with (
+        own_stream(device),
+        closing(Lanes([communicator, *other_lanes] if is_sharded else ())) as lanes,
+    ):
         survey = _Survey(
             communicator,
             lanes,
             list(ways),
             repeats=repeats,
             beside=beside,
+            device=device,
         )
         _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
-    links = _measure_links(communicator)
+        links = _measure_links(communicator, device)
     advance()
     return Network(
         name=name,
@@ -143,6 +158,7 @@ class _Survey:
     ways: list[Way]
     repeats: int
     beside: Surroundings
+    device: torch.device
     samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
     hopeless: set[Way] = field(default_factory=set)
 
@@ -151,7 +167,7 @@ class _Survey:
         streams = {}
         for way in self.ways:
             if way not in self.hopeless:
-                streams[way] = _Stream(self.communicator, self.lanes, way, nbytes)
+                streams[way] = _Stream(self.communicator, self.lanes, way, nbytes, self.device)
         kinds = list(product(streams, beside))
         taken: dict[tuple[Way, Beside], list[list[float]]] = {kind: [] for kind in kinds}
         for repeat in range(self.repeats):
@@ -237,16 +253,17 @@ class _Stream:
         lanes: Lanes,
         way: Way,
         nbytes: int,
+        device: torch.device,
     ) -> None:
         self._communicator, self._lanes, self._way = communicator, lanes, way
-        device = group_device(communicator.group)
+        self._clock = clock_for(device)
+        group = communicator.group
         first = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
         self._pause_s = 0.0
         for _ in range(max(1, len(lanes))):
             self._send([first])  # the first of its kind builds a program and compares notes
-        started_s = time.perf_counter()
-        self._send([first])
-        (once_s,) = largest(communicator.group, [time.perf_counter() - started_s], device=device)
+        own_s = taken_s(self._clock, lambda: self._send([first]))
+        (once_s,) = largest(group, [own_s], device=group_device(group))
         most = max(2, min(MOST_MESSAGES, MOST_STREAM_BYTES // nbytes))
         self.messages = max(2, min(most, round(STREAM_S / once_s)))
         if way.operation in OPERATIONS["both"]:
@@ -265,12 +282,8 @@ class _Stream:
         return self._timed(self._buffers)
 
     def _timed(self, messages: list[torch.Tensor]) -> float:
-        self._communicator.group.barrier().wait()
-        started_s = time.perf_counter()
-        self._send(messages)
-        if messages[0].device.type != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter() - started_s
+        for_texts(self._communicator.group).barrier().wait()
+        return taken_s(self._clock, lambda: self._send(messages))
 
     def _send(self, messages: list[torch.Tensor]) -> None:
         send_in_turn(self._communicator, self._lanes, self._way, messages, pause_s=self._pause_s)
@@ -350,14 +363,14 @@ def _never_cheaper_at_the_end(seconds: list[float]) -> list[float]:
     return [*seconds[:-1], max(seconds)]
 
 
-def _measure_links(communicator: Communicator) -> Links:
+def _measure_links(communicator: Communicator, device: torch.device) -> Links:
     """One link for each tier: between the first rank and the first beyond that tier's groups."""
     order, factors = communicator.topology.order, communicator.topology.factors
-    sum_s_per_byte = _sum_s_per_byte(communicator.group)
+    sum_s_per_byte = _sum_s_per_byte(communicator.group, device)
     levels = []
     for tier, members in enumerate(factors):
         tiny_s, large_s, larger_s = _one_way_s(
-            communicator.group, (order[0], order[prod(factors[:tier])])
+            communicator.group, (order[0], order[prod(factors[:tier])]), device
         )
         _, large, larger = BETWEEN_TWO_BYTES
         link = Link(
@@ -370,43 +383,43 @@ def _measure_links(communicator: Communicator) -> Links:
     return Links(levels=tuple(levels))
 
 
-def _one_way_s(group: dist.ProcessGroup, ends: tuple[int, int]) -> list[float]:
+def _one_way_s(
+    group: dist.ProcessGroup, ends: tuple[int, int], device: torch.device
+) -> list[float]:
     """Half of there and back, for each size: the lower quartile, for nothing makes it faster."""
-    taken_s: list[list[float]] = []
+    times_s: list[list[float]] = []
     for nbytes in BETWEEN_TWO_BYTES:
-        taken_s.append([])
+        times_s.append([])
         for _ in range(BETWEEN_TWO_REPEATS):
-            taken_s[-1].append(_half_round_trip_s(group, *ends, nbytes))
-    group.barrier().wait()
-    quartiles_s = [float(np.quantile(times, 0.25)) for times in taken_s]
+            times_s[-1].append(_half_round_trip_s(group, ends, nbytes, device))
+    for_texts(group).barrier().wait()
+    quartiles_s = [float(np.quantile(times, 0.25)) for times in times_s]
     return largest(group, quartiles_s, device=group_device(group))
 
 
-def _half_round_trip_s(group: dist.ProcessGroup, one: int, other: int, nbytes: int) -> float:
-    if group.rank() not in {one, other}:
+def _half_round_trip_s(
+    group: dist.ProcessGroup, ends: tuple[int, int], nbytes: int, device: torch.device
+) -> float:
+    one, other = ends
+    if group.rank() not in ends:
         return 0.0
-    message = torch.zeros(nbytes // 4, dtype=torch.float32, device=group_device(group))
-    started_s = time.perf_counter()
-    if group.rank() == one:
-        group.send([message], other, 0).wait()
-        group.recv([message], other, 0).wait()
-    else:
-        group.recv([message], one, 0).wait()
-        group.send([message], one, 0).wait()
-    if message.device.type != "cpu":
-        torch.accelerator.synchronize()
-    return (time.perf_counter() - started_s) / 2
+    message = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
+
+    def there_and_back() -> None:
+        if group.rank() == one:
+            group.send([message], other, 0).wait()
+            group.recv([message], other, 0).wait()
+        else:
+            group.recv([message], one, 0).wait()
+            group.send([message], one, 0).wait()
+
+    return taken_s(clock_for(device), there_and_back) / 2
 
 
-def _sum_s_per_byte(group: dist.ProcessGroup) -> float:
-    device = group_device(group)
+def _sum_s_per_byte(group: dist.ProcessGroup, device: torch.device) -> float:
     total, received = torch.zeros(2, SUMMED_BYTES // 4, dtype=torch.float32, device=device)
-    taken_s = []
-    for _ in range(BETWEEN_TWO_REPEATS):
-        started_s = time.perf_counter()
-        total.add_(received)
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        taken_s.append(time.perf_counter() - started_s)
-    (slowest_s,) = largest(group, [float(np.quantile(taken_s, 0.25))], device=device)
+    clock = clock_for(device)
+    times_s = [taken_s(clock, lambda: total.add_(received)) for _ in range(BETWEEN_TWO_REPEATS)]
+    own_s = float(np.quantile(times_s, 0.25))
+    (slowest_s,) = largest(group, [own_s], device=group_device(group))
     return slowest_s / SUMMED_BYTES

@@ -16,11 +16,11 @@ from torch.distributed.algorithms.join import JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from gradweave._src.clocks import clock_for
 from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.compression import EXACT, SPARSE, Compression
 from gradweave._src.errors import PlanMismatch, RequestError
 from gradweave._src.measure.alignment import clock_offset_s
-from gradweave._src.measure.clocks import clock_for
 from gradweave._src.measure.spans import SpanRecorder
 from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
@@ -206,7 +206,8 @@ class DistributedDataParallel(Planned, TorchDDP):
         self._recorder, self._clock_offset_s = None, 0.0
         if timeline:
             self._clock_offset_s = clock_offset_s(self.process_group)
-            self._recorder = SpanRecorder({p: name for name, p in self._planned.items()})
+            names = {p: name for name, p in self._planned.items()}
+            self._recorder = SpanRecorder(names, clock=clock_for(self.device))
         self._numbers = LiveNumbers(self._clock, self._recorder)
         self._why_unplanned = self._why_not(torch_options)
         self._plan_cache = None
@@ -418,6 +419,8 @@ class DistributedDataParallel(Planned, TorchDDP):
         """Run the model's forward pass, as torch's wrapper does."""
         if self._engine is not None and self._engine.sender is not None:
             self._engine.sender.raise_failure()
+        if self._is_captured():
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if self._driver is not None:
             self._between_steps((inputs, kwargs), is_compiling=torch.compiler.is_compiling())
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync

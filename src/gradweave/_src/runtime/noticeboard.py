@@ -47,7 +47,7 @@ class Noticeboard:
         assert store is not None, "who asks `can_be_made` first has one"
         self._store = PrefixStore(f"gradweave/{place}", store)
         self._announced_last: str | None = None
-        timeout = group_timeout(group, group_device(group)) or default_pg_timeout
+        timeout = group_timeout(group) or default_pg_timeout
         self._answered_within_s = timeout.total_seconds()
         self._is_silent = False
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from gradweave._src.comm.small_messages import broadcast_text, group_device
+from gradweave._src.device_order import is_capturing
 from gradweave._src.errors import RequestError
 from gradweave._src.measure.link_bursts import link_transfers
 from gradweave._src.measure.spans import SpanRecorder, aligned_timelines
@@ -63,8 +64,26 @@ class Planned:
     _news: PhaseNews | None  # None: ranks cannot tell each other, or there is only one
     _slow_ranks: tuple[SlowRank, ...] = ()  # when all ranks were last asked
     _asked_at: int = -1  # at so many forward passes
+    _has_told_of_capture = False
     _recorder: SpanRecorder | None
     _clock_offset_s: float
+
+    def _is_captured(self) -> bool:
+        """Whether the pass that begins becomes part of a graph: it is neither timed nor planned.
+
+        What a graph replays goes by no code of ours, so buckets stay what they are.
+        """
+        if torch.compiler.is_compiling() or not is_capturing(self._device):
+            return False
+        if self._clock is not None:
+            self._clock.looks_away()
+        if self._driver is not None and not self._has_told_of_capture:
+            self._has_told_of_capture = True
+            logger.warning(
+                "a graph is captured before planning has ended: its buckets stay what they are; "
+                "capture after the plan is settled, or give plan="
+            )
+        return True
 
     def account(self) -> PlanningAccount:
         """Return what tells of this wrapper's planning, now and when the wrapper is gone."""

@@ -20,13 +20,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from gradweave._src.clocks import clock_for
 from gradweave._src.comm.groups import world_group
-from gradweave._src.comm.lanes import LANES
+from gradweave._src.comm.lanes import lanes_for
 from gradweave._src.comm.own_group import OwnGroup
-from gradweave._src.comm.small_messages import broadcast_bytes, group_device
+from gradweave._src.comm.small_messages import broadcast_bytes
+from gradweave._src.device_order import Order, wait_for
 from gradweave._src.errors import CollectiveError, RequestError
 from gradweave._src.measure.alignment import clock_offset_s
-from gradweave._src.measure.clocks import clock_for
 from gradweave._src.measure.spans import SpanRecorder
 from gradweave._src.plan import Plan
 from gradweave._src.planning import BOTH_PASSES_COLLECTIVE
@@ -172,7 +173,8 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         self._recorder, self._clock_offset_s = None, 0.0
         if timeline:
             self._clock_offset_s = clock_offset_s(group)
-            self._recorder = SpanRecorder({p: name for name, p in self._full.items()})
+            names = {p: name for name, p in self._full.items()}
+            self._recorder = SpanRecorder(names, clock=clock_for(self._device))
         self._numbers = LiveNumbers(clock, self._recorder)
         self._plan_cache = None
         if plan is None and group.size() > 1:
@@ -203,7 +205,8 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             elementwise=elementwise,
             updates_by_bucket=updates_by_bucket,
         )
-        own_groups = [OwnGroup(group, make_group) for _ in range(LANES if plans else 0)]
+        lanes = lanes_for(self._device) if plans else 0
+        own_groups = [OwnGroup(group, make_group) for _ in range(lanes)]
         self._driver: Driver | None = None
         can_tell_others = group.size() > 1 and Noticeboard.can_be_made(group)
         board = Noticeboard(group) if can_tell_others else None
@@ -225,15 +228,16 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model's forward pass, whose modules wait for parameters that are on their way."""
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
-        if self._news is not None:
+        is_timed = not self._is_captured()
+        if self._news is not None and is_timed:
             self._news.forward_begins()
-        self._engine.begin_forward(is_synchronised=is_synchronised)
-        if self._driver is not None and torch.is_grad_enabled():
+        self._engine.begin_forward(is_synchronised=is_synchronised, is_timed=is_timed)
+        if self._driver is not None and torch.is_grad_enabled() and is_timed:
             self._driver.forward_begins(batch_size((inputs, kwargs)))
         if is_synchronised and self.broadcast_buffers:
             self._broadcast_buffers()
         output = self._engine.call(*inputs, **kwargs)
-        self._engine.end_forward(is_synchronised=is_synchronised)
+        self._engine.end_forward(is_synchronised=is_synchronised, is_timed=is_timed)
         return output
 
     def _broadcast_buffers(self) -> None:
@@ -247,7 +251,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
 
     def end_step(self) -> None:
         """Optimizers have stepped all shards; all ranks come here alike, so buckets may change."""
-        if self._driver is not None:
+        if self._driver is not None and not self._is_captured():
             self._driver.step_over()
             found = self.findings()
             if self._plan_cache is not None:
@@ -321,12 +325,12 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Clip as torch.nn.utils.clip_grad_norm_ does, by the norm over all ranks' shards."""
         norm = torch.nn.utils.get_total_norm(self._engine.shards.counted_gradients(), norm_type)
-        norm = norm.to(group_device(self.process_group), torch.float64)  # alike without any
+        norm = norm.to(self._device, torch.float64)  # alike without any
         options = dist.AllreduceOptions()
         is_largest = norm_type == float("inf")
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM)
         norm = norm if is_largest else norm**norm_type
-        self.process_group.allreduce([norm], options).wait()
+        wait_for(self.process_group.allreduce([norm], options), Order.NORM_AFTER_SUM)
         norm = norm if is_largest else norm ** (1 / norm_type)
         torch.nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
         return norm

@@ -17,6 +17,7 @@ from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.comm.rounding.eight_bits import compile_kernels
 from gradweave._src.comm.worker import SENDING, CommunicationThread, future_on
 from gradweave._src.compression import KEEPS_ERRORS, ROUNDED
+from gradweave._src.device_order import is_capturing
 from gradweave._src.errors import CollectiveError
 from gradweave._src.measure.spans import SpanRecorder
 from gradweave._src.plan import Plan
@@ -116,7 +117,7 @@ class DenseTransport:
                 carried.zero_()
                 thread.communicator.run("all-reduce", gradient, collective=way, dropped=carried)
 
-        return thread.submit_task(run, gradient)
+        return thread.submit_task(run, gradient, blocks=False)
 
     @property
     def _thread(self) -> CommunicationThread:
@@ -241,8 +242,10 @@ def send_bucket(
     """Average a bucket over the ranks: the communication hook that torch calls."""
     number, parameters = bucket.index(), bucket.parameters()
     gradient: torch.Tensor = bucket.buffer()
-    recorder, log = state.recorder, state.log
-    ready_s = 0.0 if recorder is None else recorder.ready()
+    # What is captured now is done later, and how often is not known.
+    is_noted = not is_capturing(gradient.device)
+    recorder, log = (state.recorder, state.log) if is_noted else (None, None)
+    complete = None if recorder is None else recorder.ready()
     ready = None if log is None else log.clock.mark()
 
     def finish(future: Done) -> torch.Tensor:
@@ -250,8 +253,8 @@ def send_bucket(
             future.value()
         except Exception as error:
             raise state.failed(number, error) from error
-        if recorder is not None:
-            recorder.done(ready_s, parameters, gradient.nbytes)
+        if recorder is not None and complete is not None:
+            recorder.done(complete, parameters, gradient.nbytes)
         if log is not None:
             by = state.transport.name_of(number)
             log.done(ready, operation="all-reduce", collective=by, nbytes=gradient.nbytes)

@@ -11,11 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from gradweave._src.clocks import clock_for
 from gradweave._src.errors import RequestError
 from gradweave._src.measure import spans
 from gradweave._src.measure.alignment import clock_offset_s
 from gradweave._src.measure.backward import slowest_rank, trace_of
-from gradweave._src.measure.clocks import clock_for
 from gradweave._src.measure.spans import SpanRecorder, aligned_timelines
 from gradweave._src.network import Network
 from gradweave._src.plan import Plan
@@ -102,7 +102,8 @@ class Watched:
         self._model = type(ddp.module).__name__
         self._clock = StepClock(clock_for(ddp.device))
         names = {parameter: name for name, parameter in self._parameters.items()}
-        self._recorder = SpanRecorder(names, kept_steps=KEPT_STEPS)
+        clock = clock_for(ddp.device)
+        self._recorder = SpanRecorder(names, kept_steps=KEPT_STEPS, clock=clock)
         self._numbers = LiveNumbers(self._clock, self._recorder)
         self._reduced: list[int] = []  # what torch says of the last pass that was averaged
         self._survey: Survey | None = Survey(
@@ -124,10 +125,9 @@ class Watched:
 
     def metrics(self) -> Metrics:
         """Return a few numbers of the last step, as the wrappers of Gradweave have them."""
-        steps = self._recorder.messages()
         return self._numbers.of(
             stage=self._clock.stages[-1].stage,
-            messages=len(steps[-1]) if steps else None,
+            messages=self._recorder.message_count(),
             predicted=None,
         )
 
@@ -185,7 +185,7 @@ class Watched:
         return group
 
     def _notes(self) -> "WatchedNotes":
-        if not self._clock.steps or not self._recorder.messages():
+        if not self._clock.steps or self._recorder.message_count() is None:
             raise RequestError("no step was seen to end; save the run after some steps")
         self._end_step()
         return WatchedNotes(

@@ -4,7 +4,8 @@ A transfer starts when its source has the blocks and both ports are done with wh
 takes the latency of the outermost tier it crosses, and then as long as the most loaded link on its
 way needs for all that crosses that link in this round, in this direction: flows that share a link
 share its bandwidth. (Transfers of different rounds wait for each other at ports, not at uplinks.)
-Links are full duplex. What is added is ready later by the time to add it; that keeps no port busy.
+Links are full duplex. A rank adds what it has received before it receives more, and what several
+bring in one round one after the other: the papers count the time to add so.
 """
 
 from math import prod
@@ -34,8 +35,9 @@ def simulate_schedule(schedule: Schedule, links: Links, *, nbytes: int) -> float
         begin_s = np.maximum(begin_s, _sources_ready_s(ready_s, one))
         end_s = begin_s + taken_s
         np.maximum.at(sending_s, one.source, end_s)
-        np.maximum.at(receiving_s, one.target, end_s)
-        _mark_ready(ready_s, one, end_s + np.where(one.add, size * adding_s_per_byte, 0.0))
+        added_s = end_s + _added_bytes(one, size, schedule.ranks) * adding_s_per_byte
+        np.maximum.at(receiving_s, one.target, added_s)
+        _mark_ready(ready_s, one, added_s)
     return float(ready_s.max(initial=0.0))
 
 
@@ -77,6 +79,12 @@ def _transfer_s(one: Round, size: FloatArray, links: Links, factors: tuple[int, 
             busy_s = load[end // below] * level.link.s_per_byte
             slowest_s = np.where(crosses, np.maximum(slowest_s, busy_s), slowest_s)
     return slowest_s
+
+
+def _added_bytes(one: Round, size: FloatArray, ranks: int) -> FloatArray:
+    """What the target of each transfer has to add in this round; nothing where it replaces."""
+    load = np.bincount(one.target[one.add], size[one.add], minlength=ranks)
+    return np.where(one.add, load[one.target], 0.0)
 
 
 def _sources_ready_s(ready_s: FloatArray, one: Round) -> FloatArray:

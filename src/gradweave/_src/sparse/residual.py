@@ -14,7 +14,6 @@ from typing import Any, Self
 import torch
 
 from gradweave._src.errors import RequestError
-from gradweave._src.sparse.vectors import SparseVector
 
 
 @dataclass(slots=True)
@@ -25,10 +24,6 @@ class Flat:
     kept: torch.Tensor  # after the last committed step
     pending: torch.Tensor  # after this one, if it is committed
     finite: bool = True  # False: whatever is pending must be forgotten
-
-    def give_back(self, returned: SparseVector) -> None:
-        indices, values = tensors(returned, self.pending.device)
-        self.pending.index_add_(0, indices, values)
 
 
 def places_of(elements: Mapping[str, int]) -> dict[str, slice]:
@@ -271,14 +266,6 @@ def share_of(
 def carried_type(gradient: torch.dtype) -> torch.dtype:
     """float32, or float64 where gradients are."""
     return torch.float64 if gradient == torch.float64 else torch.float32
-
-
-def tensors(
-    vector: SparseVector, device: torch.device | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices and values."""
-    indices, values = torch.from_numpy(vector.indices), torch.from_numpy(vector.values)
-    return indices.to(device), values.to(device)
 
 
 def _sums(states: Sequence[Mapping[str, torch.Tensor]], factor: float) -> dict[str, torch.Tensor]:

@@ -7,11 +7,8 @@ densities are the gTop-k paper's.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gradweave._src.errors import RequestError
 from gradweave._src.sparse.residual import Carried, Flat, carried_type
@@ -133,7 +130,7 @@ class MomentumCorrection:
         torch.mul(flat.kept, self.momentum, out=flat.pending).add_(gradient)
         return flat
 
-    def applied(self, velocity: Flat, indices: NDArray[Any]) -> None:
+    def applied(self, velocity: Flat, indices: torch.Tensor) -> None:
         """These elements of this rank have been applied."""
         if self.masking:
-            velocity.pending[torch.from_numpy(indices.astype(np.int64))] = 0
+            velocity.pending[indices] = 0
