@@ -158,15 +158,17 @@ def test_commands_of_the_lab_run(tmp_path):
 # The names that a page's Python may use without having made them; each block begins with its own
 # model, unless the block before has wrapped one for it.
 PRELUDE = """
+from itertools import islice
 import gradweave, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from gradweave import DistributedDataParallel as DDP, GTopK
 from torch import nn
 def small():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 2))
-def train(model, optimizer=None, steps=8):
+def train(given, steps=8):  # a model for some steps, or a batch once
+    wrapped, steps = (given, steps) if isinstance(given, nn.Module) else (model, 1)
     for _ in range(steps):
-        model(torch.ones(4, 6)).square().mean().backward()
+        wrapped(torch.ones(4, 6)).square().mean().backward()
         losses.append(1.0)
 losses, loss_function, folder, epoch = [], nn.MSELoss(), "of-dcp", 3
 inputs, targets = torch.ones(4, 6), torch.zeros(4, 2)
