@@ -142,7 +142,7 @@ def runtime_names() -> list[str]:
 
 
 def check_runtimes(runtimes: Sequence[str]) -> None:
-    """Before a cluster is built for nothing."""
+    """Refuse runtimes that mean nothing, before a cluster is built for them."""
     known = runtime_names()
     for name in runtimes:
         spec = parse_spec(name)
@@ -193,7 +193,7 @@ def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
 
 
 def compressions_of(runtimes: Sequence[str]) -> tuple[Compression, ...]:
-    """Of those that send a share of the gradients only."""
+    """Return the compressions of runtimes that send a share of the gradients only."""
     return tuple(parse_compression(r) for r in runtimes if parse_spec(r).name in EXCHANGE_NAMES)
 
 
@@ -352,7 +352,7 @@ def _case(runtime: str, job: Job, cap_mb: float | None) -> Case:
 
 
 def _plan(runtime: str, job: Job) -> Plan:
-    """Of a runtime of ours that follows one."""
+    """Return the plan of a runtime of ours that follows one."""
     plan_for = partial(make_plan, job.trace, job.network, workers=job.workers)
     name = parse_spec(runtime).name
     if name in LOOPS:

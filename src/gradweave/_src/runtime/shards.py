@@ -99,7 +99,7 @@ class Shards:
                 shard.grad.add_(gradient)
 
     def counted_gradients(self) -> list[torch.Tensor]:
-        """Of which all ranks together have each element once."""
+        """Return the gradients of which all ranks together have each element once."""
         found = (
             self.by_name[name].grad
             for name, place in self._places.items()
@@ -197,7 +197,7 @@ class Shards:
         like: torch.Tensor,
         gather: Gather,
     ) -> dict[str, torch.Tensor]:
-        """By parameter, and in its shape: all ranks' parts of it."""
+        """Return all ranks' parts together, by parameter and in its shape."""
         flat = like.new_zeros(bucket.values.numel())
         for name, part in parts.items():
             self._places[name].own_of(flat).copy_(part)
