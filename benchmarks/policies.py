@@ -137,8 +137,8 @@ def page(cells: list[Cell]) -> str:
     lines = [
         "# What each precision gains",
         "",
-        f"{' '.join(dict.fromkeys(cell.made_with for cell in cells))} Made by "
-        "`python benchmarks/policies.py`.",
+        "Made by `python benchmarks/policies.py`. Cells were measured at several commits; the "
+        f"first table names each one's: {cells[0].made_with.partition(', ')[2]}",
         "",
         f"Models with their proportions, scaled down to {GRADIENT_BYTES / 1e6:g} MB of gradients, "
         "replayed on emulated nodes; *ratio* is what an all-reduce of all gradients takes by the "
@@ -178,15 +178,16 @@ def _named(cell: Cell) -> str:
 
 
 def _times(cells: list[Cell]) -> Iterator[str]:
-    yield f"| trace | scale | nodes | ratio | compute | {' | '.join(RUNTIMES)} |"
-    yield f"|---|---:|---:|---:|---:|{'---:|' * len(RUNTIMES)}"
+    yield f"| trace | scale | nodes | ratio | compute | {' | '.join(RUNTIMES)} | commit |"
+    yield f"|---|---:|---:|---:|---:|{'---:|' * len(RUNTIMES)}---|"
     for cell in cells:
         rows = {row.runtime: row for row in cell.results}
         times = (
             f"{rows[name].iteration_s * 1e3:,.0f} ({rows[name].prediction_error:+.0%})"
             for name in RUNTIMES
         )
-        yield f"{_named(cell)}| {cell.compute_s * 1e3:,.0f} | {' | '.join(times)} |"
+        commit = cell.made_with.partition(",")[0].removeprefix("Commit ")
+        yield f"{_named(cell)}| {cell.compute_s * 1e3:,.0f} | {' | '.join(times)} | {commit} |"
 
 
 COMPARED = {

@@ -22,7 +22,12 @@ from msgspec import Struct
 
 from gradweave import Network, Trace, load_trace
 from gradweave._src import files
-from gradweave._src.bench.calibration import CalibrationQuestion, ReplayedJob, calibrate_for_job
+from gradweave._src.bench.calibration import (
+    CalibrationQuestion,
+    RecordedJob,
+    ReplayedJob,
+    calibrate_for_job,
+)
 from gradweave._src.bench.training import Settings, compressions_of, to_measure, train_on_cluster
 from gradweave._src.lab import Cluster, ClusterSpec
 from gradweave._src.planning import make_plan
@@ -107,9 +112,9 @@ def measure(setting: Setting, runs: Path, cores: int) -> Measured:
     with Cluster(ClusterSpec(nodes=setting.nodes, rate=setting.rate)) as cluster:
         network, recorded = calibrate_for_job(cluster, _question(setting, trace))
         files.write(folder / "calibrated.json", network)
-        files.write(folder / "recorded.json", recorded)
-        extrapolated_s = _extrapolated_s(setting, runs, cores)
-        (folder / "extrapolated.json").write_bytes(msgspec.json.encode(extrapolated_s))
+        (folder / "recorded.json").write_bytes(msgspec.json.encode(recorded))
+        from_two_s = extrapolated_s(setting, runs, cores)
+        (folder / "extrapolated.json").write_bytes(msgspec.json.encode(from_two_s))
         results = train_on_cluster(
             cluster,
             trace,
@@ -132,9 +137,9 @@ def measure(setting: Setting, runs: Path, cores: int) -> Measured:
         trace=setting.trace,
         scale=setting.scale,
         made_with=made_with(),
-        compute_s=recorded.compute_s,
-        copy_s_per_byte=network.copy_s_per_byte,
-        extrapolated_s=extrapolated_s,
+        compute_s=recorded.trace.compute_s,
+        copy_s_per_byte=recorded.copy_s_per_byte,
+        extrapolated_s=from_two_s,
         results=results,
     )
 
@@ -150,7 +155,7 @@ def _question(setting: Setting, trace: Trace) -> CalibrationQuestion:
     )
 
 
-def _extrapolated_s(setting: Setting, runs: Path, cores: int) -> dict[str, float]:
+def extrapolated_s(setting: Setting, runs: Path, cores: int) -> dict[str, float]:
     """What was measured on two nodes, for more: start-ups and bytes as a ring's formula has them.
 
     Nodes of the lab share cores, so that whatever a core does takes longer among more of them.
@@ -159,17 +164,17 @@ def _extrapolated_s(setting: Setting, runs: Path, cores: int) -> dict[str, float
     if setting.nodes == EXTRAPOLATED_FROM or not (before / "calibrated.json").exists():
         return {}
     known = files.read(before / "calibrated.json", Network)
-    trace = files.read(before / "recorded.json", Trace)
+    job = msgspec.json.decode((before / "recorded.json").read_bytes(), type=RecordedJob)
     crowding = max(1.0, setting.nodes / cores) / max(1.0, EXTRAPOLATED_FROM / cores)
     price = price_of(known, EXTRAPOLATED_FROM).among(setting.nodes, startups=crowding)
     network = price.network("extrapolated")
     return {
         runtime: simulate(
-            trace,
-            make_plan(trace, network, workers=setting.nodes, planner=MERGED_BY[runtime]),
+            job.trace,
+            make_plan(job.trace, network, workers=setting.nodes, planner=MERGED_BY[runtime]),
             network,
             workers=setting.nodes,
-            copy_s_per_byte=known.copy_s_per_byte * crowding,
+            copy_s_per_byte=job.copy_s_per_byte * crowding,
         ).iteration_s
         for runtime in setting.runtimes
         if runtime in MERGED_BY

@@ -13,7 +13,7 @@ from gradweave._src.comm import Communicator
 from gradweave._src.comm.lanes import Lanes
 from gradweave._src.costs import Links
 from gradweave._src.measure.load import computing
-from gradweave._src.measure.network import calibrate, send_in_turn
+from gradweave._src.measure.network import calibrate, sample_of, send_in_turn
 from gradweave._src.network import Network
 from gradweave._src.vocabulary import Way
 
@@ -126,3 +126,22 @@ def test_load_runs_only_inside_its_block():
         with computing(torch.device("cpu")) as thread:
             assert thread.is_alive()
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("messages", [2, 3, 16])
+@pytest.mark.parametrize(("alone_s", "gap_s"), [(3.0, 1.0), (1.0, 1.0)])
+def test_the_first_message_of_a_stream_takes_its_latency_once(messages, alone_s, gap_s):
+    stream_s = alone_s + (messages - 1) * gap_s
+    sample = sample_of([alone_s] * 3, [stream_s] * 3, messages)
+    assert sample.alone_s == alone_s
+    assert sample.gap_s == pytest.approx(max(gap_s, 0.5 * stream_s / messages))
+    assert sample.noise == 0
+
+
+def test_a_message_that_was_slow_by_chance_leaves_a_price_to_the_others():
+    sample = sample_of([9.0, 9.0, 9.0], [8.0, 8.0, 8.0], 4)
+    assert sample.gap_s == 1.0
+
+
+def test_no_gap_is_longer_than_a_message_alone():
+    assert sample_of([1.0], [10.0], 2).gap_s == 1.0

@@ -4,7 +4,7 @@ Work on an accelerator is queued on streams, which know nothing of each other: a
 what another has written has to wait for it, and memory may be given to somebody else only when all
 streams are done with it. A wait that is missing goes unnoticed until the accelerator is busy. So
 each of ours has a name, and tests leave them out one by one to see that somebody notices
-(tests/accelerator/test_mutations.py). Nothing here makes the host wait for an accelerator.
+(tests/accelerator/test_mutations.py). Only ``read_after`` makes the host wait for an accelerator.
 """
 
 from collections.abc import Callable
@@ -33,6 +33,8 @@ class Order(Enum):
     STATE_AFTER_GATHER = "what has been gathered of optimizers is moved or saved"
     BUFFERS_AFTER_BROADCAST = "buffers are written when rank 0's have arrived"
     PROBES_AFTER_STEP = "messages beside a training do not meet those of the step before"
+    HOST_AFTER_COPY = "the host reads a copy when it has arrived"
+    CARRIED_KEPT = "what is carried over to later steps stays while the stream that sends uses it"
     NORM_AFTER_SUM = "gradients are clipped by the norm of all ranks"
 
 
@@ -62,6 +64,17 @@ def wait_for_current(stream: torch.Stream, order: Order) -> None:
 def keep_for(tensor: torch.Tensor, stream: torch.Stream, order: Order) -> None:
     """Have the memory kept until what the stream has been asked for so far is done."""
     carry_out(order, lambda: tensor.record_stream(stream))
+
+
+def keep_for_current(tensor: torch.Tensor, order: Order) -> None:
+    """Have the memory kept until what the thread's current stream has been asked for is done."""
+    if tensor.device.type != "cpu":
+        keep_for(tensor, torch.accelerator.current_stream(tensor.device), order)
+
+
+def read_after(event: torch.Event, order: Order) -> None:
+    """Have this thread of the host wait for an event: on threads that do nothing but send."""
+    carry_out(order, event.synchronize)
 
 
 def is_capturing(device: torch.device) -> bool:

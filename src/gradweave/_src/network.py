@@ -247,11 +247,6 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return 0.0 if entry is None else entry.latency_s
 
     @property
-    def copy_s_per_byte(self) -> float:
-        """What a worker takes to copy a byte: as long as to add one, as its links were measured."""
-        return 0.0 if self.links is None else self.links.levels[0].link.sum_s_per_byte
-
-    @property
     def default_collective(self) -> str:
         """The collective that messages take unless they are told otherwise."""
         return self.default_for("all-reduce")

@@ -18,6 +18,7 @@ from gradweave._src.planning import (
     OPERATIONS,
     is_compressible,
     make_plan,
+    priced_share,
 )
 from gradweave._src.planning.baselines import UNIFORM_MIB
 from gradweave._src.planning.joint import plan_among
@@ -81,12 +82,13 @@ class Job:
 
     def rounded(self, roundings: Sequence[RoundingName | None]) -> Planned:
         """Each message rounded to the best of these; None leaves it as it is."""
-        self._check_compressible("rounding")
+        if not is_compressible(self.trace):
+            raise RequestError("rounding is priced for gradients of 4 bytes only")
         return self._among(self.exact.choice, roundings)
 
     def sparse(self, compression: Compression) -> Planned:
         """Only the largest gradients travel, by an exchange of their own, where that is faster."""
-        self._check_compressible(str(compression))
+        priced_share(self.trace, compression)  # or says why there is no price
         default = self.network.default_collective
         travels = (Travel(default, compression), Travel(default))
         plan = plan_among(self.trace, self.network, travels, workers=self.workers, planner=PLANNER)
@@ -175,10 +177,6 @@ class Job:
         except GradweaveError:
             return False
         return True
-
-    def _check_compressible(self, what: str) -> None:
-        if not is_compressible(self.trace):
-            raise RequestError(f"{what} is priced for gradients of 4 bytes only")
 
 
 def _first_or_faster(found: Iterable[Planned]) -> Planned:

@@ -20,6 +20,16 @@ class ReplayedJob(Struct, frozen=True, kw_only=True):
     mode: ReplayMode
 
 
+class RecordedJob(Struct, frozen=True, kw_only=True):
+    """A job as its slowest rank has it, where it will run, beside the others and sending nothing.
+
+    ``copy_s_per_byte`` is what it takes to copy gradients into a bucket, or out of it.
+    """
+
+    trace: Trace
+    copy_s_per_byte: float
+
+
 class CalibrationQuestion(Struct, frozen=True, kw_only=True):
     name: str
     ways: tuple[Way, ...]
@@ -34,7 +44,7 @@ class CalibrationAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A size is done, or all of them; or the job was recorded."""
 
     network: Network | None = None
-    recorded: Trace | None = None
+    recorded: RecordedJob | None = None
 
 
 def calibrate_cluster(
@@ -46,7 +56,7 @@ def calibrate_cluster(
 
 def calibrate_for_job(
     cluster: Cluster, question: CalibrationQuestion, *, advance: Callable[[], None] = lambda: None
-) -> tuple[Network, Trace]:
+) -> tuple[Network, RecordedJob]:
     """What messages cost beside the question's job, and that job as it was recorded there."""
     network, recorded = _answers(cluster, question, advance)
     assert recorded is not None
@@ -55,9 +65,9 @@ def calibrate_for_job(
 
 def _answers(
     cluster: Cluster, question: CalibrationQuestion, advance: Callable[[], None]
-) -> tuple[Network, Trace | None]:
+) -> tuple[Network, RecordedJob | None]:
     networks: list[Network] = []
-    traces: list[Trace] = []
+    jobs: list[RecordedJob] = []
 
     def take(text: str) -> None:
         advance()
@@ -65,7 +75,7 @@ def _answers(
         if answer.network is not None:
             networks.append(answer.network)
         if answer.recorded is not None:
-            traces.append(answer.recorded)
+            jobs.append(answer.recorded)
 
     ask(cluster, "gradweave._src.bench.calibration_job", question, on_answer=take)
-    return networks[0], traces[0] if traces else None
+    return networks[0], jobs[0] if jobs else None

@@ -35,6 +35,7 @@ class Job(NamedTuple):
     trace: Trace
     network: Network
     workers: int
+    copy_s_per_byte: float = 0.0  # of gradients, by the host
 
 
 class Peer(NamedTuple):
@@ -144,7 +145,7 @@ def _beside_backward(job: Job, plan: Plan, computing_s: Sequence[float]) -> Time
         plan,
         job.network,
         workers=job.workers,
-        copy_s_per_byte=job.network.copy_s_per_byte,
+        copy_s_per_byte=job.copy_s_per_byte,
     )
 
 

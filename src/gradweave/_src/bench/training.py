@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gradweave._src.bench.calibration import RecordedJob
 from gradweave._src.bench.jobs import ask
 from gradweave._src.bench.peer_plans import (
     NATIVE,
@@ -21,6 +22,7 @@ from gradweave._src.bench.peer_plans import (
     find_peer,
     is_tuned,
 )
+from gradweave._src.collectives import names
 from gradweave._src.compression import (
     EXACT,
     EXCHANGE_NAMES,
@@ -66,6 +68,10 @@ OURS, COMPUTE = "gradweave", "compute"
 SHARDED = "sharded"
 # With a planner behind its colon: its plan, under a wrapper that notes a timeline.
 NOTING = "timeline"
+# Behind a planner: by which collective its messages are planned for and sent, as in
+# ``wfbp@parameter-server:4``; of all that were measured, each message takes the cheapest of ANY.
+BY = "@"
+ANY = "any"
 
 # What a patient user would try for `bucket_cap_mb`.
 SWEPT_MB = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 35, 50, 75, 100, 150, 200)
@@ -145,6 +151,9 @@ def check_runtimes(runtimes: Sequence[str]) -> None:
     """Refuse runtimes that mean nothing, before a cluster is built for them."""
     known = runtime_names()
     for name in runtimes:
+        if BY in name:
+            _check_collective(name)
+            continue
         spec = parse_spec(name)
         if spec.name not in {*known, NOTING}:
             raise RequestError(f"no runtime {spec.name!r}{alternatives(spec.name, known)}")
@@ -167,6 +176,15 @@ def check_runtimes(runtimes: Sequence[str]) -> None:
         raise RequestError(f"a runtime stands twice in {','.join(runtimes)}")
 
 
+def _check_collective(runtime: str) -> None:
+    planner, _, collective = runtime.partition(BY)
+    find_planner(planner)
+    known = [*names("all-reduce"), ANY]
+    name = parse_spec(collective).name
+    if name not in {"native", *known}:
+        raise RequestError(f"{runtime}: no all-reduce by {name!r}{alternatives(name, known)}")
+
+
 def finds_its_plan(runtime: str) -> bool:
     """``gradweave``, and with what it may change behind a colon: ``gradweave:rounded``."""
     return parse_spec(runtime).name == OURS
@@ -176,11 +194,25 @@ def precision_of(runtime: str) -> str:
     return parse_spec(runtime).argument or EXACT
 
 
+def with_collectives(runtimes: Sequence[str], collectives: Sequence[str]) -> tuple[str, ...]:
+    """The planners among them also by each of these collectives."""
+    by = (
+        f"{name}{BY}{collective}"
+        for name in runtimes
+        if parse_spec(name).name in PLANNERS and BY not in name
+        for collective in collectives
+    )
+    return (*runtimes, *by)
+
+
 def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
     """What a calibration has to time, so that all of these can be predicted."""
     found = [NATIVE]
     for name in runtimes:
-        if parse_spec(name).name == SHARDED:
+        if BY in name:
+            collective = name.partition(BY)[2]
+            found += [] if collective == ANY else [Way("all-reduce", collective)]
+        elif parse_spec(name).name == SHARDED:
             found += [Way(operation, BOTH_PASSES_COLLECTIVE) for operation in OPERATIONS["both"]]
         elif parse_spec(name).name in LOOPS:
             loop = find_loop(name)
@@ -207,7 +239,7 @@ def train_on_cluster(
     command: str,
     advance: Callable[[], None] = lambda: None,
     found: Sequence[Prediction] = (),
-    recorded: Trace | None = None,
+    recorded: RecordedJob | None = None,
 ) -> list[Result]:
     """Train on an emulated cluster."""
     spec = cluster.spec
@@ -249,14 +281,16 @@ def train(
     command: str,
     advance: Callable[[], None],
     found: Sequence[Prediction] = (),
-    recorded: Trace | None = None,
+    recorded: RecordedJob | None = None,
 ) -> list[Result]:
     """What is expected is in the folder before the runtimes run, what was measured afterwards.
 
     Runtimes that find their plan need not do so again where it was ``found`` before. Where the
     replayed trace was ``recorded`` where it will run, plans and predictions go by that.
     """
-    job = Job(recorded or trace, network, place.workers)
+    job = Job(trace, network, place.workers)
+    if recorded is not None:
+        job = Job(recorded.trace, network, place.workers, recorded.copy_s_per_byte)
     best_cap_mb = {
         name: _best_cap_mb(name, ask_ranks, job, settings, advance)
         for name in settings.runtimes
@@ -353,6 +387,8 @@ def _case(runtime: str, job: Job, cap_mb: float | None) -> Case:
 
 def _plan(runtime: str, job: Job) -> Plan:
     """Return the plan of a runtime of ours that follows one."""
+    if BY in runtime:
+        return _plan_by(runtime, job)
     plan_for = partial(make_plan, job.trace, job.network, workers=job.workers)
     name = parse_spec(runtime).name
     if name in LOOPS:
@@ -366,6 +402,17 @@ def _plan(runtime: str, job: Job) -> Plan:
         by = BOTH_PASSES_COLLECTIVE
         return plan_for(planner=_planner(runtime), collective=by, passes="both")
     return plan_for(planner=_planner(runtime), collective="native")
+
+
+def _plan_by(runtime: str, job: Job) -> Plan:
+    """By a collective that is named, or each message by the cheapest that was measured."""
+    planner, _, collective = runtime.partition(BY)
+    if collective == ANY:
+        measured = tuple(Travel(name) for name in job.network.collectives)
+        return plan_among(job.trace, job.network, measured, workers=job.workers)
+    return make_plan(
+        job.trace, job.network, workers=job.workers, planner=planner, collective=collective
+    )
 
 
 def _rounded_ways(runtime: str) -> tuple[Travel, ...]:
@@ -394,7 +441,7 @@ def _predicted(runtime: str, plan: Plan, job: Job, computing_s: Sequence[float])
         job.network,
         workers=job.workers,
         operations=find_loop(runtime).operations if name in LOOPS else None,
-        copy_s_per_byte=job.network.copy_s_per_byte if is_copied else 0.0,
+        copy_s_per_byte=job.copy_s_per_byte if is_copied else 0.0,
     )
 
 

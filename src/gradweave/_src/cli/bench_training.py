@@ -19,6 +19,7 @@ from gradweave._src.bench.training import (
     to_measure,
     train,
     train_on_cluster,
+    with_collectives,
 )
 from gradweave._src.cli.arguments import add_trace_arguments, asked_traces, names, whole_number
 from gradweave._src.cli.calibrate import cluster_name
@@ -64,6 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"given, and many more (default: {DEFAULT_RUNTIMES})",
     )
     parser.add_argument(
+        "--collective",
+        type=names,
+        default=[],
+        metavar="C",
+        help="each planner also by these, planned for what they cost, as the runtime "
+        "optimal@blueconnect; any is the cheapest of them for each message",
+    )
+    parser.add_argument(
         "--mode",
         choices=["waiting", "dispatching"],
         default="waiting",
@@ -94,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    options.runtime = with_collectives(options.runtime, options.collective)
     check_runtimes(options.runtime)
     traces = asked_traces(options)
     settings = Settings(

@@ -44,7 +44,7 @@ def _by_partners(ranks: int) -> Schedule:
 
 
 def _around(ranks: int) -> Schedule:
-    """On a circle, for any number of ranks (Träff, 2024: *Optimal, non-pipelined reduce-scatter and
+    """On a circle, for any number of ranks (Träff: *Optimal, non-pipelined reduce-scatter and
     allreduce algorithms*).
 
     Rank r works on the s blocks r, r + 1, … modulo N, at first on all N. In a round it keeps the

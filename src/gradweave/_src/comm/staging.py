@@ -1,13 +1,16 @@
 """Small things between an accelerator's memory and the host's.
 
-Both ways go through pinned memory and are enqueued on the current stream, so nobody waits for
-anything else that the accelerator has to do. What is on the CPU already stays where it is.
+Both ways go through pinned memory and are queued on the current stream, so nobody waits for
+anything else that the accelerator has to do. Pinned memory is torch's to keep until what was queued
+with it is done. What is on the CPU already stays where it is.
 """
 
-from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
+
+from gradweave._src.device_order import Order, read_after
 
 ALIGNED_BYTES = 8  # whatever is put behind each other begins at a multiple of the largest number
 
@@ -15,8 +18,8 @@ ALIGNED_BYTES = 8  # whatever is put behind each other begins at a multiple of t
 class HostCopy:
     """A tensor on its way to the host: begun where the tensor was made, awaited where it is read.
 
-    Between the two the caller does not wait; whoever reads waits for the copy, and for nothing that
-    was enqueued after it.
+    Whoever begins it does not wait. Whoever reads waits for the copy, and for nothing that was
+    queued after it.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -31,42 +34,26 @@ class HostCopy:
     def read(self) -> torch.Tensor:
         """Return it when it is there. On the CPU that is the tensor itself."""
         if self._arrived is not None:
-            self._arrived.synchronize()
+            read_after(self._arrived, Order.HOST_AFTER_COPY)
             self._arrived = None
         return self._tensor
 
 
-class Uploads:
-    """Tensors on their way from the host, with the memory that they leave from."""
+def upload(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Return the host's tensors on the device, by one copy, for what the current stream does next.
 
-    def __init__(self) -> None:
-        self._leaving: deque[tuple[torch.Event, torch.Tensor]] = deque()
-
-    def send(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        """Return them on the device, all by one copy, for what the current stream does next.
-
-        On the CPU these are the tensors themselves.
-        """
-        if device.type == "cpu":
-            return list(tensors)
-        self._forget_those_that_have_left()
-        starts = [0]
-        for tensor in tensors:
-            starts.append(starts[-1] + -(-tensor.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES)
-        here = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=True)
-        there = torch.empty(starts[-1], dtype=torch.uint8, device=device)
-        for tensor, part in zip(tensors, _parts(here, starts, tensors), strict=True):
-            part.copy_(tensor)
-        there.copy_(here, non_blocking=True)
-        has_left = torch.Event(device)
-        has_left.record()
-        # Not every accelerator's allocator knows which of the host's memory it still reads.
-        self._leaving.append((has_left, here))
-        return _parts(there, starts, tensors)
-
-    def _forget_those_that_have_left(self) -> None:
-        while self._leaving and self._leaving[0][0].query():
-            self._leaving.popleft()
+    On the CPU these are the tensors themselves.
+    """
+    if device.type == "cpu":
+        return list(tensors)
+    room = (-(-tensor.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES for tensor in tensors)
+    starts = list(accumulate(room, initial=0))
+    here = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+    for tensor, part in zip(tensors, _parts(here, starts, tensors), strict=True):
+        part.copy_(tensor)
+    there.copy_(here, non_blocking=True)
+    return _parts(there, starts, tensors)
 
 
 def _parts(

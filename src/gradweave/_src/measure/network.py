@@ -50,6 +50,7 @@ FINEST_FACTOR = 2.1
 STREAM_S = 0.1
 MOST_MESSAGES = 16
 MOST_STREAM_BYTES = 64 * MIB
+LEAST_SHARE = 0.5
 # Messages are handed over four times as fast as they are done, unless that is too fast to tell.
 PAUSE_SHARE = 0.25
 SHORTEST_PAUSE_S = 1e-4
@@ -142,11 +143,28 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One message by itself, and its share of a stream of them."""
+    """One message by itself, and how much longer a stream takes for each further one."""
 
     alone_s: float
     gap_s: float
     noise: float  # how far the middle half of the measured gaps reaches from the median, as a share
+
+
+def sample_of(once_s: Sequence[float], stream_s: Sequence[float], messages: int) -> Sample:
+    """From times of one message, and of streams of so many, in turn.
+
+    A stream takes as long as its first message alone, and a gap for each of the others: shared
+    equally, what only the first one takes would make each seem dearer, by a third in a stream of
+    three. A message that was slow by chance must not make the others seem free, so a gap is at
+    least half of such a share.
+    """
+    alone_s = median(once_s)
+    gaps_s = [
+        max((all_s - first_s) / (messages - 1), LEAST_SHARE * all_s / messages)
+        for first_s, all_s in zip(once_s, stream_s, strict=True)
+    ]
+    low_s, gap_s, high_s = np.quantile(gaps_s, [0.25, 0.5, 0.75]).tolist()
+    return Sample(alone_s, min(alone_s, gap_s), noise=(high_s - low_s) / gap_s)
 
 
 @dataclass(slots=True)
@@ -185,10 +203,7 @@ class _Survey:
         slowest = largest(
             self.communicator.group, own, device=group_device(self.communicator.group)
         )
-        alone_s = median(slowest[0::2])
-        gaps_s = [all_s / messages for all_s in slowest[1::2]]
-        low_s, gap_s, high_s = np.quantile(gaps_s, [0.25, 0.5, 0.75]).tolist()
-        return Sample(alone_s, min(alone_s, gap_s), noise=(high_s - low_s) / gap_s)
+        return sample_of(slowest[0::2], slowest[1::2], messages)
 
     @property
     def leading(self) -> Beside:

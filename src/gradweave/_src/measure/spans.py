@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradweave._src.clocks import Clock, HostClock, have_passed
 from gradweave._src.comm.small_messages import gather_long_text, group_device, largest
+from gradweave._src.device_order import is_capturing
 from gradweave._src.timeline import Span, Timeline, length
 from gradweave._src.vocabulary import Operation
 
@@ -245,6 +246,8 @@ def _send_and_note(
     state: _HookState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
+    if is_capturing(bucket.buffer().device):  # what is captured is done later, nobody knows when
+        return state.send(bucket)
     ready = state.recorder.ready()
     parameters, nbytes = bucket.parameters(), bucket.buffer().nbytes
 

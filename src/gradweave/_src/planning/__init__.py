@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from gradweave._src.checks import require_kind
 from gradweave._src.compression import Compression, compression_of
-from gradweave._src.costs import Cost, Total
+from gradweave._src.costs import Cost, Line, Share, Total
 from gradweave._src.errors import RequestError, UnknownCost
 from gradweave._src.network import Network
 from gradweave._src.plan import Plan, merge
@@ -33,10 +33,12 @@ __all__ = [
     "PLANNERS",
     "Merging",
     "Planner",
+    "at_share",
     "find_planner",
     "is_compressible",
     "make_plan",
     "planner_summary",
+    "priced_share",
 ]
 
 # What a plan's messages do, by the passes beside which they travel.
@@ -157,8 +159,10 @@ PLANNERS_FOR_BOTH: Mapping[str, Callable[[Spec], MergingForBoth]] = {
     "optimal": _optimal_for_both,
 }
 
-# Of an element.
+# Of an element: what is rounded, and what a sparse message carries whatever gradients are.
 COMPRESSIBLE_BYTES = 4
+# Gradients that sparse messages carry in float32.
+SPARSE_BYTES = (2, COMPRESSIBLE_BYTES)
 
 # Beyond twice the optimum nobody wants fewer messages.
 LARGEST_TOLERANCE = 1.0
@@ -217,11 +221,11 @@ def make_plan(
     compression = compression_of(compression)
     if passes not in OPERATIONS:
         raise RequestError(f"no passes {passes!r}{alternatives(passes, OPERATIONS)}")
-    if compression is not None and not is_compressible(trace):
-        raise RequestError(f"{compression} is priced for gradients of 4 bytes only")
+    share = priced_share(trace, compression)
     is_rounded = compression is not None and compression.rounding is not None
     by = collective or (FOR_ROUNDED if is_rounded else network.default_for(*OPERATIONS[passes]))
-    costs = _costs(network, by, workers=workers, compression=compression, passes=passes)
+    known = _costs(network, by, workers=workers, compression=compression, passes=passes)
+    costs = [at_share(cost, share) for cost in known]
     return merge(
         trace,
         _lengths(trace, costs, planner),
@@ -234,8 +238,39 @@ def make_plan(
 
 
 def is_compressible(trace: Trace) -> bool:
-    """Whether its gradients are float32, for which compressions have prices."""
+    """Whether its gradients are float32, which rounding has prices for."""
     return all(tensor.bytes_per_element == COMPRESSIBLE_BYTES for tensor in trace.tensors)
+
+
+def priced_share(trace: Trace, compression: Compression | None) -> float:
+    """Of how many bytes for each byte of its gradients a message has the price.
+
+    Prices of compressed messages are over gradients of 4 bytes. A sparse one carries 4 bytes for
+    each gradient that it sends, also where gradients have 2: it costs what a message of twice the
+    bytes would.
+    """
+    if compression is None:
+        return 1.0
+    widths = {tensor.bytes_per_element for tensor in trace.tensors}
+    if compression.rounding is not None:
+        if widths != {COMPRESSIBLE_BYTES}:
+            raise RequestError(f"{compression} is priced for gradients of 4 bytes only")
+        return 1.0
+    if len(widths) > 1 or not widths <= set(SPARSE_BYTES):
+        found = " and ".join(map(str, sorted(widths)))
+        raise RequestError(
+            f"{compression} is priced for gradients that all have 2 or all have 4 bytes, "
+            f"got {found}"
+        )
+    return COMPRESSIBLE_BYTES / widths.pop()
+
+
+def at_share(cost: Cost, share: float) -> Cost:
+    """Over the bytes of gradients, of which a message has the price of ``share`` as many."""
+    if share == 1:
+        return cost
+    scaled = Share(cost, share)
+    return scaled.line(0.0) if isinstance(cost, Line) else scaled
 
 
 def _costs(

@@ -17,7 +17,7 @@ from gradweave._src.costs import Cheapest, Cost, Times
 from gradweave._src.errors import RequestError
 from gradweave._src.network import Network
 from gradweave._src.plan import Plan, merge
-from gradweave._src.planning import find_planner, is_compressible
+from gradweave._src.planning import at_share, find_planner, priced_share
 from gradweave._src.trace import Trace
 from gradweave._src.travel import Travel
 
@@ -34,15 +34,17 @@ def plan_among(
     """Merge for the best of these ways, and send each message in the one that is best for it.
 
     All but the first must be cheaper by the share ``handicap``. Compressed ways are left out where
-    gradients are not of 4 bytes.
+    they have no price for gradients as wide as these.
     """
-    usable = [one for one in travels if one.compression is None or is_compressible(trace)]
+    shares = {one: share for one in travels if (share := _share(trace, one)) is not None}
+    usable = list(shares)
     if not usable:
-        raise RequestError(f"{travels[0].compression} is priced for gradients of 4 bytes only")
-    costs = [
+        priced_share(trace, travels[0].compression)  # says why
+    known = [
         network.cost("all-reduce", one.collective, workers=workers, compression=one.compression)
         for one in usable
     ]
+    costs = [at_share(cost, shares[way]) for way, cost in zip(usable, known, strict=True)]
     first, *others = costs
     compared: list[Cost] = [first, *(Times(1 / (1 - handicap), cost) for cost in others)]
     cost = first if not others else Cheapest(tuple(compared))
@@ -59,3 +61,11 @@ def plan_among(
         for bucket, way in zip(merged.buckets, best, strict=True)
     )
     return replace(merged, buckets=buckets)
+
+
+def _share(trace: Trace, travel: Travel) -> float | None:
+    """That of its price; None where it has none."""
+    try:
+        return priced_share(trace, travel.compression)
+    except RequestError:
+        return None

@@ -3,10 +3,11 @@
 Rank 0 announces before its part of a pass what holds after that pass. On the CPU nobody can end the
 pass without rank 0, so everybody finds the announcement (`noticeboard`). The host of an accelerator
 ends its part of a pass as soon as all is queued there, whatever rank 0 does, and may be passes
-ahead. So there an announcement holds some passes later, and whoever looks for one first waits until
-its accelerator has done the pass that many before: that took rank 0's part, and so its host had
-announced by then. A host that is no further ahead than that waits for nothing, and hosts are held
-back only while something is to be announced.
+ahead. So there an announcement holds some passes later, and whoever says something that rank 0 may
+answer, or looks for the answer, first waits until its accelerator has done the pass that many
+before. That took rank 0's part: so whatever rank 0 makes of what is said holds after a pass that is
+still to come here, and what holds after this one has been announced. A host that is no further
+ahead than that waits for nothing, and others are held back only while an answer is to come.
 """
 
 from collections import deque
@@ -32,13 +33,18 @@ class Announcements:
 
     def pass_over(self) -> None:
         self.passes += 1
-        if self.lead:
+        if self.lead and self.board.rank:
             self._ends.append(self._clock.mark())
 
     @property
     def heard_after(self) -> int:
         """After which pass ranks hear what is announced now."""
         return self.passes + 1 + self.lead
+
+    def say(self, topic: str, text: str) -> None:
+        """What this rank has to say, which rank 0 may answer by an announcement."""
+        self._catch_up()
+        self.board.say(topic, text)
 
     def announce(self, text: str, *, about: str) -> None:
         """Rank 0, when all have said what they have to say about something."""
@@ -51,6 +57,12 @@ class Announcements:
         """What holds after the pass that is over, on every rank that expects something."""
         if self.board.rank == 0:
             return self._own.pop(self.passes, None)
-        if len(self._ends) > self.lead > 0 and not self._clock.has_passed(self._ends[0]):
-            self._clock.wait_until(self._ends[0])
+        self._catch_up()
         return self.board.announced(self.passes)
+
+    def _catch_up(self) -> None:
+        """Be no further ahead of the accelerator than announcements are; rank 0 may be."""
+        if self.board.rank == 0 or len(self._ends) <= self.lead:
+            return
+        if not self._clock.has_passed(self._ends[0]):
+            self._clock.wait_until(self._ends[0])

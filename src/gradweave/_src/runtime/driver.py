@@ -171,7 +171,7 @@ class Driver:
         if self._activity is None:
             return
         if not self._has_said and (part := self._part()) is not None:
-            self._board.say(self._topic, msgspec.json.encode(part).decode())
+            self._announcements.say(self._topic, msgspec.json.encode(part).decode())
             self._has_said = True
         if self._board.rank == 0 and self._has_said and not self._has_announced:
             said = self._board.everyone(self._topic)

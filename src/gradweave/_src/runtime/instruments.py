@@ -10,6 +10,7 @@ from gradweave._src.clocks import clock_for
 from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.comm.small_messages import gather_text, group_device
 from gradweave._src.costs.sparse import BYTES_PER_ELEMENT
+from gradweave._src.device_order import own_stream
 from gradweave._src.errors import RequestError
 from gradweave._src.runtime.activity import Activity
 from gradweave._src.runtime.announcements import Announcements
@@ -134,8 +135,10 @@ class Pricing(Activity):
         sending.thread().submit_task(self._run, torch.empty(0))
 
     def _run(self) -> None:
+        like = next(iter(self._parameters.values()))
         try:
-            self._found = self._price()
+            with own_stream(like.device):  # not where the training's kernels are queued
+                self._found = self._price()
         except Exception as error:  # noqa: BLE001 messages go on, and the session is told
             self._found = Failed(f"pricing compression failed: {error}")
 

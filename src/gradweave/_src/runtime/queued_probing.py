@@ -114,7 +114,7 @@ class QueuedProbing(Activity):
         return _topic(self._name, self._rounds)
 
     def _say(self, text: str) -> None:
-        self._announcements.board.say(self._topic, text)
+        self._announcements.say(self._topic, text)
         self._stage = Stage.SAID
 
     def _begin(self, announced: Round) -> None:
@@ -199,4 +199,4 @@ def _refuse(announcements: Announcements, topic: str) -> None:
     if announcements.board.rank == 0:
         announcements.announce(msgspec.json.encode(Round()).decode(), about=topic)
     else:
-        announcements.board.say(topic, REFUSED)
+        announcements.say(topic, REFUSED)

@@ -17,7 +17,7 @@ from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.comm.rounding.eight_bits import compile_kernels
 from gradweave._src.comm.worker import SENDING, CommunicationThread, future_on
 from gradweave._src.compression import KEEPS_ERRORS, ROUNDED
-from gradweave._src.device_order import is_capturing
+from gradweave._src.device_order import Order, is_capturing, keep_for_current
 from gradweave._src.errors import CollectiveError
 from gradweave._src.measure.spans import SpanRecorder
 from gradweave._src.plan import Plan
@@ -113,6 +113,7 @@ class DenseTransport:
 
         def run() -> None:
             with named_range(SENDING, "all-reduce", gradient.nbytes, way):
+                keep_for_current(carried, Order.CARRIED_KEPT)
                 gradient.add_(carried)
                 carried.zero_()
                 thread.communicator.run("all-reduce", gradient, collective=way, dropped=carried)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave._src.clocks import clock_for
+from gradweave._src.device_order import is_capturing
 from gradweave._src.errors import RequestError
 from gradweave._src.measure import spans
 from gradweave._src.measure.alignment import clock_offset_s
@@ -250,6 +251,9 @@ class Watched:
     ) -> None:
         if not torch.is_grad_enabled():
             return
+        if not is_compiling and is_capturing(ddp.device):
+            self._clock.looks_away()
+            return
         if self._survey is not None and (is_compiling or is_compiled(ddp.module)):
             self._survey.close()  # its hooks would be compiled, too
             self._survey = None
@@ -269,8 +273,8 @@ class Watched:
     def _forward_ends(
         self, ddp: TorchDDP, args: object, output: object, *, is_compiling: bool
     ) -> None:
-        del args, output, is_compiling
-        if not torch.is_grad_enabled():
+        del args, output
+        if not torch.is_grad_enabled() or (not is_compiling and is_capturing(ddp.device)):
             return
         if ddp.require_backward_grad_sync:
             self._recorder.backward()

@@ -10,7 +10,7 @@ from gradweave._src.compression import Compression
 from gradweave._src.costs.cost import FloatArray
 from gradweave._src.network import Network
 from gradweave._src.plan import Bucket, Plan
-from gradweave._src.planning import OPERATIONS
+from gradweave._src.planning import OPERATIONS, priced_share
 from gradweave._src.timeline import Span, Timeline
 from gradweave._src.trace import Trace
 from gradweave._src.vocabulary import Operation
@@ -194,7 +194,7 @@ def _messages(
     nbytes = plan.bucket_bytes(trace)
     last_tensors = np.cumsum(plan.lengths) - 1
     price = {
-        way: _priced(network, operation, way, workers, nbytes)
+        way: _priced(network, operation, way, workers, nbytes * priced_share(trace, way[1]))
         for way in set(map(_way, plan.buckets))
     }
     latency_of_s = {

@@ -10,7 +10,7 @@ from gradweave._src.compression import Compression
 from gradweave._src.errors import RequestError
 from gradweave._src.network import Network
 from gradweave._src.plan import Plan
-from gradweave._src.planning import OPERATIONS, make_plan
+from gradweave._src.planning import OPERATIONS, make_plan, priced_share
 from gradweave._src.simulation.iteration import simulate
 from gradweave._src.simulation.jitter import Jitter, slowest
 from gradweave._src.timeline import Timeline
@@ -166,6 +166,7 @@ def _extrapolated_from(case: Case, plan: Plan) -> int | None:
         ).known_to_bytes
         for operation in OPERATIONS[case.passes]
     )
+    known_to_bytes /= priced_share(case.trace, case.compression)
     if plan.bucket_bytes(case.trace).max() <= known_to_bytes:
         return None
     return int(known_to_bytes)

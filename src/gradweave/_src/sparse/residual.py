@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 
+from gradweave._src.device_order import Order, keep_for_current
 from gradweave._src.errors import RequestError
 
 
@@ -103,6 +104,9 @@ class Carried:
         flat = self._flats.get(names[0]) if names else None
         if flat is None or flat.names != tuple(names):
             flat = self._lay_out(tuple(names))
+        # It may have been made on another stream than the one that sends: by a checkpoint, say.
+        for memory in (flat.kept, flat.pending):
+            keep_for_current(memory, Order.CARRIED_KEPT)
         flat.finite = True
         self._open.append(flat)
         return flat
@@ -227,6 +231,8 @@ class Carried:
             for name in old.names
             if name not in names
         }
+        for old in left.values():
+            keep_for_current(old.kept, Order.CARRIED_KEPT)
         for name, value in alone.items():
             self._flats[name] = Flat((name,), value, torch.empty_like(value))
         self._flats.update(dict.fromkeys(names, flat))

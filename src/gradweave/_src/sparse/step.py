@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradweave._src.comm.staging import HostCopy, Uploads
+from gradweave._src.comm.staging import HostCopy, upload
 from gradweave._src.errors import RequestError
 from gradweave._src.sparse.dense import places_below, put_back, take_out
 from gradweave._src.sparse.exchange import Exchanged, find_exchange
@@ -60,7 +60,6 @@ class Sparsifier:
         self.dense_below = dense_below
         self._elements = {name: parameter.numel() for name, parameter in parameters.items()}
         self.residuals = Carried(parameters)
-        self._uploads = Uploads()
 
     @torch.no_grad()
     def reduce(
@@ -129,7 +128,7 @@ class Sparsifier:
             torch.from_numpy(done.returned.values),
             torch.from_numpy(_own_applied(selected, done).indices),
         )
-        there = _Outcome(*self._uploads.send(there, gradient.device))
+        there = _Outcome(*upload(there, gradient.device))
         gradient.zero_()
         gradient[there.applied] = there.averages
         put_back(there.averaged_whole, gradient, places)
