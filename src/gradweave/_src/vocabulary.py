@@ -171,7 +171,7 @@ def is_writable(text: str) -> bool:
 
 
 def quoted(text: object) -> str:
-    """As Python writes it, for a message that names what was found."""
+    """Return a text as Python writes it, for a message that names what was found."""
     return printable(repr(text), most=LONGEST_VALUE)
 
 

@@ -40,7 +40,7 @@ COPIED_TIMES = 7
 def in_default_group(
     question: CalibrationQuestion, *, advance: Callable[[], None]
 ) -> Network | None:
-    """In the group that the environment describes; rank 0 has the answer."""
+    """Calibrate the group that the environment describes; rank 0 has the answer."""
     with default_group() as group:
         return calibrated(question, group, advance=advance)
 

@@ -148,7 +148,7 @@ def runtime_names() -> list[str]:
 
 
 def check_runtimes(runtimes: Sequence[str]) -> None:
-    """Before a cluster is built for nothing."""
+    """Refuse runtimes that mean nothing, before a cluster is built for them."""
     known = runtime_names()
     for name in runtimes:
         if BY in name:
@@ -230,7 +230,7 @@ def needs_slow_ways(runtimes: Sequence[str]) -> bool:
 
 
 def compressions_of(runtimes: Sequence[str]) -> tuple[Compression, ...]:
-    """Of those that send a share of the gradients only."""
+    """Return the compressions of runtimes that send a share of the gradients only."""
     return tuple(parse_compression(r) for r in runtimes if parse_spec(r).name in EXCHANGE_NAMES)
 
 
@@ -391,7 +391,7 @@ def _case(runtime: str, job: Job, cap_mb: float | None) -> Case:
 
 
 def plan_of(runtime: str, job: Job) -> Plan:
-    """Of a runtime of ours that follows one."""
+    """Return the plan of a runtime of ours that follows one."""
     if BY in runtime:
         return _plan_by(runtime, job)
     plan_for = partial(make_plan, job.trace, job.network, workers=job.workers)

@@ -1,4 +1,4 @@
-"""Collectives as data. A new algorithm is one file and one line in ``ALGORITHMS``.
+"""Collectives are data here. A new algorithm is one file and one line in ``ALGORITHMS``.
 
 Schedules are written for ranks 0 to N-1 with root 0; ``build`` gives the parts to the real ranks in
 an order that follows the network, so that a ring or a chain enters and leaves each host once.

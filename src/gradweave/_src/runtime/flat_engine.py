@@ -215,7 +215,7 @@ class FlatEngine:
         return self._first_plan
 
     def synchronise(self) -> None:
-        """Until the model's parameters are complete on this rank."""
+        """Wait until the model's parameters are complete on this rank."""
         if self._is_stale:
             self.gather()
         self._arrivals.wait_for_all()

@@ -114,7 +114,7 @@ class Instruments:
         return 0 if self._sparse is None else self._sparse.step
 
     def close(self) -> None:
-        """Also the groups, unless messages have come to travel there."""
+        """Close everything, groups included unless messages have come to travel there."""
         if not self._keeps_own_groups():
             for own_group in self._own_groups:
                 own_group.close()

@@ -124,7 +124,7 @@ class PlanCache:
             logger.warning("%s: remembered plan %s: %s", then, self._path, why)
 
     def _reason(self, error: Exception) -> str:
-        """In one line, without the file's name."""
+        """Return the reason in one line, without the file's name."""
         if isinstance(error, OSError) and error.strerror:
             return error.strerror
         return in_one_line(error, origin=str(self._path))

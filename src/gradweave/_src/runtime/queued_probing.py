@@ -138,7 +138,7 @@ class QueuedProbing(Activity):
         return marks
 
     def _taken_s(self) -> list[float]:
-        """For each size and way: a message alone, and a stream of them."""
+        """Return what a message alone took and what a stream of them did, for each size and way."""
         seconds, marks = self._clock.seconds, self._marks
         of_ways = zip(marks[0::3], marks[1::3], marks[2::3], strict=True)
         return [s for one, two, three in of_ways for s in (seconds(one, two), seconds(two, three))]
@@ -187,7 +187,7 @@ class QueuedProbing(Activity):
 
 
 def refuse_first_round(announcements: Announcements, name: str) -> None:
-    """On a rank that cannot probe at all."""
+    """Refuse the first round on a rank that cannot probe at all."""
     _refuse(announcements, _topic(name, 0))
 
 

@@ -158,7 +158,7 @@ def differences(everyone: Sequence[Said]) -> str:
 
 
 def options_said(options: Options) -> dict[str, str]:
-    """Of our own options, which both wrappers have."""
+    """Return what is said of our own options, which both wrappers have."""
     names = [name for name in options.__struct_fields__ if name not in OF_RANK_0]
     said = {name: _said(getattr(options, name)) for name in names}
     compression = options.compression
@@ -170,7 +170,7 @@ def options_said(options: Options) -> dict[str, str]:
 
 
 def torch_options_said(given: Mapping[str, Any]) -> dict[str, str]:
-    """Of torch's options; whoever gives a default gives nothing."""
+    """Return what is said of torch's options; whoever gives a default gives nothing."""
     known = inspect.signature(TorchDDP.__init__).parameters
     defaults = {name: one.default for name, one in known.items() if one.default is not one.empty}
     return {
@@ -193,7 +193,7 @@ def plan_said(source: object, given: Plan | Recipe | None) -> str:
 
 
 def given_said(value: object) -> str:
-    """Of something that is only there or not."""
+    """Return what is said of something that is only there or not."""
     return "None" if value is None else "given"
 
 

@@ -105,7 +105,7 @@ class Shards:
                 shard.grad.add_(gradient)
 
     def counted_gradients(self) -> list[torch.Tensor]:
-        """Of which all ranks together have each element once."""
+        """Return the gradients of which all ranks together have each element once."""
         found = (
             self.by_name[name].grad
             for name, place in self._places.items()
@@ -222,7 +222,7 @@ class Shards:
         like: torch.Tensor,
         gather: Gather,
     ) -> dict[str, torch.Tensor]:
-        """By parameter, and in its shape: all ranks' parts of it, as views of one flat tensor."""
+        """Return all ranks' parts together, by parameter and in its shape: views of one tensor."""
         flat = like.new_zeros(bucket.numel)
         for name, part in parts.items():
             self._places[name].own_of(flat).copy_(part)

@@ -55,7 +55,7 @@ class Transport(Protocol):
     ) -> Done: ...
 
     def name_of(self, bucket: int) -> str:
-        """For people."""
+        """Return how the bucket travels, as people read it."""
         ...
 
 

@@ -40,7 +40,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank trains."""
+    """The place where a rank trains."""
 
     group: dist.ProcessGroup
     device: torch.device
