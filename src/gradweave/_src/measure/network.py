@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, product
-from math import prod, sqrt
+from math import sqrt
 from statistics import median
 
 import numpy as np
@@ -29,6 +29,7 @@ from gradweave._src.costs import Curve, Level, Link, Links
 from gradweave._src.device_order import own_stream
 from gradweave._src.errors import RequestError
 from gradweave._src.measure.load import computing
+from gradweave._src.measure.sampled_pairs import TierSample, sampled_pairs, typical
 from gradweave._src.network import CollectiveCost, Network
 from gradweave._src.planning import OPERATIONS
 from gradweave._src.travel import parse_travel
@@ -131,11 +132,13 @@ def calibrate(
             device=device,
         )
         _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
-        links = _measure_links(communicator, device)
+        links, samples = _measure_links(communicator, device)
+    sure = "; ".join(sample.text() for sample in samples)
     advance()
     return Network(
         name=name,
-        source=f"measured on {group.size()} ranks, {group.name()}, torch {torch.__version__}",
+        source=f"measured on {group.size()} ranks, {group.name()}, torch {torch.__version__}; "
+        f"links between two, from the innermost tier on: {sure}",
         costs=tuple(survey.costs()),
         links=links,
     )
@@ -394,24 +397,39 @@ def _never_cheaper_at_the_end(seconds: list[float]) -> list[float]:
     return [*seconds[:-1], max(seconds)]
 
 
-def _measure_links(communicator: Communicator, device: torch.device) -> Links:
-    """One link for each tier: between the first rank and the first beyond that tier's groups."""
-    order, factors = communicator.topology.order, communicator.topology.factors
+def _measure_links(
+    communicator: Communicator, device: torch.device, *, seed: int = 0
+) -> tuple[Links, list[TierSample]]:
+    """One link for each tier, and how sure that is: a few pairs of ranks stand for all of them.
+
+    Pairs take their turns, so this takes as long in any world.
+    """
+    factors = communicator.topology.factors
     sum_s_per_byte = _sum_s_per_byte(communicator.group, device)
-    levels = []
+    levels, samples = [], []
     for tier, members in enumerate(factors):
-        tiny_s, large_s, larger_s = _one_way_s(
-            communicator.group, (order[0], order[prod(factors[:tier])]), device
-        )
-        _, large, larger = BETWEEN_TWO_BYTES
+        pairs = sampled_pairs(communicator.topology, tier, seed=seed)
+        sample = _tier_sample([_one_way_s(communicator.group, pair, device) for pair in pairs])
         link = Link(
-            latency_s=tiny_s,
-            s_per_byte=max(0.0, (larger_s - large_s) / (larger - large)),
+            latency_s=sample.latency_s.median,
+            s_per_byte=sample.s_per_byte.median,
             sum_s_per_byte=sum_s_per_byte,
         )
         is_outermost = tier == len(factors) - 1
         levels.append(Level(members=None if is_outermost else members, link=link))
-    return Links(levels=tuple(levels))
+        samples.append(sample)
+    return Links(levels=tuple(levels)), samples
+
+
+def _tier_sample(one_way_s: Sequence[Sequence[float]]) -> TierSample:
+    """From the times of each pair's messages, in the order of ``BETWEEN_TWO_BYTES``."""
+    _, large, larger = BETWEEN_TWO_BYTES
+    return TierSample(
+        latency_s=typical([tiny_s for tiny_s, _, _ in one_way_s]),
+        s_per_byte=typical(
+            [max(0.0, (more_s - much_s) / (larger - large)) for _, much_s, more_s in one_way_s]
+        ),
+    )
 
 
 def _one_way_s(
