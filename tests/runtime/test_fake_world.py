@@ -4,6 +4,8 @@ import fake_world
 import pytest
 import torch
 
+pytestmark = pytest.mark.long  # torch's fake all-gather alone takes a second for 100,000 ranks
+
 LARGE = 100_000
 
 
