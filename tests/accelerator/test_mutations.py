@@ -7,6 +7,7 @@ for a hundred, which GRADWEAVE_MUTATION_RUNS=100 makes.
 
 import ast
 import os
+from collections import Counter
 from pathlib import Path
 
 import ranks
@@ -114,6 +115,9 @@ CASES = {
     Order.NORM_AFTER_SUM: clip,
     Order.PROBES_AFTER_STEP: probe,
 }
+# Not of messages but of what compression keeps. Copies that are read too early make selected
+# gradients wrong (test_sparse_on_device.py); what is carried over is not left out by any test yet.
+OF_COMPRESSION = {Order.HOST_AFTER_COPY: 1, Order.CARRIED_KEPT: 3}
 
 
 def hazards_of(case, group, seed):
@@ -164,8 +168,9 @@ def test_the_list_has_all_orders_and_each_is_of_one_place():
         if file.name != "device_order.py"
         for name in names_of_orders(ast.parse(file.read_text()))
     ]
-    assert sorted(used) == sorted(order.name for order in Order)
-    assert set(CASES) == set(Order)
+    places = dict.fromkeys(CASES, 1) | OF_COMPRESSION
+    assert Counter(used) == {order.name: count for order, count in places.items()}
+    assert set(places) == set(Order)
 
 
 ELSEWHERE = {"wait_stream", "wait_event", "record_stream"}

@@ -7,6 +7,7 @@ from torch import nn
 
 from gradweave import RequestError
 from gradweave._src import files
+from gradweave._src.clocks import HostClock
 from gradweave._src.recipe import Recipe
 from gradweave._src.runtime.ddp import DistributedDataParallel
 from gradweave._src.sparse.settings import GTopK
@@ -106,6 +107,7 @@ def clock_of(wrapped):
     """The same one every time."""
     if not isinstance(wrapped._driver._now_s, Clock):
         wrapped._driver._now_s = Clock()
+        wrapped._driver._instruments.clock = HostClock(wrapped._driver._now_s)
     return wrapped._driver._now_s
 
 

@@ -8,6 +8,7 @@ from ranks import on_processes
 from torch import nn
 
 from gradweave import DistributedDataParallel, ShardedDataParallel
+from gradweave._src.clocks import HostClock
 from gradweave._src.runtime import activities, instruments, probing
 from gradweave._src.runtime.probing import Probing
 from gradweave._src.sparse.settings import GTopK
@@ -57,6 +58,7 @@ def given_up(group, kind, options, breaks, broken_rank):
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
     now_s = [0.0]
     wrapped._driver._now_s = lambda: now_s[0]
+    wrapped._driver._instruments.clock = HostClock(lambda: now_s[0])
     if group.rank() == broken_rank:
         breaks(wrapped)
     left = 3
