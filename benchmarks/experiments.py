@@ -243,6 +243,18 @@ EXPERIMENTS += [
         ratios=(("gtopk:0.001", "topk:0.001"),),
     ),
     Experiment(
+        name="sparse-resnets",
+        title="gTop-k, Figs. 10 and 11 for its other models: density 0.001 at 100 Mbit/s",
+        clusters=(Nodes(2, "100mbit"), Nodes(4, "100mbit"), Nodes(8, "100mbit")),
+        traces=(("resnet20", 1.0), ("resnet50", 0.1)),
+        forward_s=0.1,
+        backward_s=0.2,
+        runtimes=("torch-ddp", "optimal", "topk:0.001", "gtopk:0.001"),
+        repeats=2,
+        iterations=1,
+        largest_bytes=8 * MIB,
+    ),
+    Experiment(
         name="tiers",
         title="BlueConnect, Fig. 6 in small: ResNet-50's proportions on nodes of several ranks, "
         "200 Mbit/s between nodes",

@@ -459,11 +459,41 @@ def wait_until_let_go(
 
 def _wait(work: dist.Work, while_waiting: Callable[[], None] | None) -> None:
     pause_s = POLLED_EVERY_S
-    while while_waiting is not None and not work.is_completed():
+    while while_waiting is not None and not _is_over(work):
         while_waiting()
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, POLLED_LATER_EVERY_S)
     work.wait()
+
+
+def _is_over(work: dist.Work) -> bool:
+    """Messages of torch's fake group never say that they are over, but their futures do."""
+    return bool(work.is_completed()) or bool(work.get_future().done())
+
+
+def begun_sum(
+    group: dist.ProcessGroup, message: torch.Tensor
+) -> torch.futures.Future[list[torch.Tensor]]:
+    """Of the backend's own all-reduce, with the message as its value, as torch's reducer wants it.
+
+    torch's fake group, which stands for a world of any size, has nothing in its futures.
+    """
+    work = group.allreduce([message])
+    if type(work).__name__ != "FakeWork":
+        return work.get_future()
+    over: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    over.set_result([message])
+    return over
+
+
+def gather_flat(group: dist.ProcessGroup, everyone: torch.Tensor, mine: torch.Tensor) -> dist.Work:
+    """Begin an all-gather into one tensor, which has a place for each rank's."""
+    return group._allgather_base(everyone, mine)  # noqa: SLF001
+
+
+def scatter_flat(group: dist.ProcessGroup, mine: torch.Tensor, everyone: torch.Tensor) -> dist.Work:
+    """Begin a reduce-scatter of one tensor, which has a place for each rank's."""
+    return group._reduce_scatter_base(mine, everyone, dist.ReduceScatterOptions())  # noqa: SLF001
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:

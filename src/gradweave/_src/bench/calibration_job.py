@@ -63,6 +63,7 @@ def calibrated(
             Communicator(same_ranks(group), topology=topology)
             for _ in range(LANES - 1 if is_sharded else 0)
         ],
+        keeps_slow=question.keeps_slow,
         advance=advance if group.rank() == 0 else lambda: None,
         beside=None if question.job is None else {"compute": partial(replaying, question.job)},
     )

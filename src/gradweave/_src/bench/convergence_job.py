@@ -158,6 +158,7 @@ class Learner:
             momentum=None if training.momentum == "optimizer's" else MOMENTUM,
             masking=training.momentum == "masked",
             clip_norm=training.clip_norm,
+            exchange=training.exchange,
             whole_model=True,
         )
         return DistributedDataParallel(

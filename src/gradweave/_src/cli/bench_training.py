@@ -15,6 +15,7 @@ from gradweave._src.bench.training import (
     Settings,
     check_runtimes,
     compressions_of,
+    needs_slow_ways,
     steps,
     to_measure,
     train,
@@ -229,6 +230,7 @@ def _network(
             repeats=9,
             nodes_per_rack=rack_nodes,
             compressions=compressions_of(options.runtime),
+            keeps_slow=needs_slow_ways(options.runtime),
         )
         with progress_bar(None, doing="calibrating") as advance:
             network = calibrate(question, advance=advance)

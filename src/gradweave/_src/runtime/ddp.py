@@ -59,7 +59,7 @@ from gradweave._src.runtime.plan_source import (
     plan_in,
     require_fit,
 )
-from gradweave._src.runtime.planned import Planned
+from gradweave._src.runtime.planned import Captures, Planned
 from gradweave._src.runtime.precision import (
     check_roundable,
     check_ways,
@@ -203,6 +203,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         check_roundable(options, module, self._planned, torch_options)
         self._device = self.device
         self._clock = StepClock(clock_for(self.device))
+        self._captures: Captures | None = Captures(self.device, self._clock)
         self._recorder, self._clock_offset_s = None, 0.0
         if timeline:
             self._clock_offset_s = clock_offset_s(self.process_group)
@@ -419,7 +420,8 @@ class DistributedDataParallel(Planned, TorchDDP):
         """Run the model's forward pass, as torch's wrapper does."""
         if self._engine is not None and self._engine.sender is not None:
             self._engine.sender.raise_failure()
-        if self._is_captured():
+        is_planning = self._driver is not None
+        if self._captures is not None and self._captures.has_begun(is_planning=is_planning):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if self._driver is not None:
             self._between_steps((inputs, kwargs), is_compiling=torch.compiler.is_compiling())
@@ -601,7 +603,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         elif self._options.precision != EXACT:
             logger.warning("the copy of a wrapper that rounds sends gradients as they are")
         gone = ("_session", "_driver", "_engine", "_sparse", "_recorder", "_plan_cache", "_clock")
-        state |= dict.fromkeys((*gone, "_last_gradient", "_numbers", "_news"))
+        state |= dict.fromkeys((*gone, "_last_gradient", "_numbers", "_news", "_captures"))
         state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}
         if self._engine is not None:
             state["bucket_bytes_cap"] = self._engine.torch_cap_bytes

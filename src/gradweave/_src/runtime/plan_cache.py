@@ -17,7 +17,12 @@ import torch.distributed as dist
 
 from gradweave import __version__
 from gradweave._src import files
-from gradweave._src.comm.small_messages import broadcast_text, gather_text, group_device
+from gradweave._src.comm.small_messages import (
+    broadcast_text,
+    first_to_say,
+    gather_text,
+    group_device,
+)
 from gradweave._src.errors import PlanMismatch
 from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
@@ -151,10 +156,8 @@ def agreed_recipe(
         recipe = usable(text)
     except Exception as error:  # noqa: BLE001 others have to be told
         why = reason(error)
-    for rank, said in enumerate(gather_text(group, why, device=device)):
-        if said:
-            return None, f"{said} (rank {rank})"
-    return recipe, ""
+    said = first_to_say(group, why, device=device)
+    return (recipe, "") if said is None else (None, said)
 
 
 def check_recipe(recipe: Recipe, task: PlanningTask, *, check: Callable[[Plan], None]) -> None:

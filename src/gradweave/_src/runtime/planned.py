@@ -64,26 +64,8 @@ class Planned:
     _news: PhaseNews | None  # None: ranks cannot tell each other, or there is only one
     _slow_ranks: tuple[SlowRank, ...] = ()  # when all ranks were last asked
     _asked_at: int = -1  # at so many forward passes
-    _has_told_of_capture = False
     _recorder: SpanRecorder | None
     _clock_offset_s: float
-
-    def _is_captured(self) -> bool:
-        """Whether the pass that begins becomes part of a graph: it is neither timed nor planned.
-
-        What a graph replays goes by no code of ours, so buckets stay what they are.
-        """
-        if torch.compiler.is_compiling() or not is_capturing(self._device):
-            return False
-        if self._clock is not None:
-            self._clock.looks_away()
-        if self._driver is not None and not self._has_told_of_capture:
-            self._has_told_of_capture = True
-            logger.warning(
-                "a graph is captured before planning has ended: its buckets stay what they are; "
-                "capture after the plan is settled, or give plan="
-            )
-        return True
 
     def account(self) -> PlanningAccount:
         """Return what tells of this wrapper's planning, now and when the wrapper is gone."""
@@ -258,3 +240,27 @@ class Planned:
         if self._recorder is None:
             raise RequestError("nothing was noted; wrap the model with timeline=True")
         return self._recorder
+
+
+class Captures:
+    """Whether a pass becomes part of a graph: it is then neither timed nor planned.
+
+    What a graph replays goes by no code of ours, so buckets stay what they are.
+    """
+
+    def __init__(self, device: torch.device, clock: StepClock) -> None:
+        self._device, self._clock = device, clock
+        self._has_told = False
+
+    def has_begun(self, *, is_planning: bool) -> bool:
+        """Ask it where a pass or a step begins or ends."""
+        if torch.compiler.is_compiling() or not is_capturing(self._device):
+            return False
+        self._clock.looks_away()
+        if is_planning and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "a graph is captured before planning has ended: its buckets stay what they are; "
+                "capture after the plan is settled, or give plan="
+            )
+        return True

@@ -21,7 +21,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave._src.comm.groups import cloned_store
-from gradweave._src.comm.small_messages import gather_long_text, gather_text, group_device
+from gradweave._src.comm.small_messages import all_say_the_same, gather_long_text, group_device
 from gradweave._src.errors import RequestError
 from gradweave._src.in_time import in_time
 from gradweave._src.plan import Plan
@@ -98,16 +98,13 @@ class SameWrapping:
         text = msgspec.json.encode(said).decode()
         self._ask_at_s = time.monotonic() + ASKED_AFTER_S
         try:
-            digests = gather_text(
-                group,
-                sha256(text.encode()).hexdigest(),
-                device=device,
-                while_waiting=self._raise_refusal_in_time,
+            are_alike = all_say_the_same(
+                group, text, device=device, while_waiting=self._raise_refusal_in_time
             )
         except RuntimeError:  # a rank is gone, perhaps because it has refused
             self._raise_refusal()
             raise
-        if len(set(digests)) > 1:
+        if not are_alike:
             texts = gather_long_text(group, text, device=device)
             everyone = [msgspec.json.decode(one, type=dict[str, str]) for one in texts]
             raise RequestError(

@@ -42,7 +42,7 @@ from gradweave._src.runtime.parameters import modules_with_sparse_gradients
 from gradweave._src.runtime.phase_news import PhaseNews
 from gradweave._src.runtime.plan_cache import PlanCache, open_cache, watching
 from gradweave._src.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
-from gradweave._src.runtime.planned import Planned
+from gradweave._src.runtime.planned import Captures, Planned
 from gradweave._src.runtime.same_wrapping import (
     WRAPPER,
     SameWrapping,
@@ -170,6 +170,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             }
         )
         self._clock = clock = StepClock(clock_for(self._device))
+        self._captures = Captures(self._device, clock)
         self._recorder, self._clock_offset_s = None, 0.0
         if timeline:
             self._clock_offset_s = clock_offset_s(group)
@@ -228,7 +229,8 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model's forward pass, whose modules wait for parameters that are on their way."""
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
-        is_timed = not self._is_captured()
+        is_planning = self._driver is not None
+        is_timed = not self._captures.has_begun(is_planning=is_planning)
         if self._news is not None and is_timed:
             self._news.forward_begins()
         self._engine.begin_forward(is_synchronised=is_synchronised, is_timed=is_timed)
@@ -251,7 +253,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
 
     def end_step(self) -> None:
         """Optimizers have stepped all shards; all ranks come here alike, so buckets may change."""
-        if self._driver is not None and not self._is_captured():
+        if self._driver is not None and not self._captures.has_begun(is_planning=True):
             self._driver.step_over()
             found = self.findings()
             if self._plan_cache is not None:
