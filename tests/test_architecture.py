@@ -1,8 +1,7 @@
-"""The import arrow, the public surface, and that the pure layers start fast."""
+"""The import arrow, and that the pure layers start fast."""
 
 import ast
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ PACKAGE = PUBLIC / "_src"
 # Left may import right, never the other way round. One layer is one set.
 LAYERS: list[set[str]] = [
     {"cli"},
+    {"selftest"},
     {"bench"},
     {"report"},
     {"integrations"},
@@ -27,12 +27,13 @@ LAYERS: list[set[str]] = [
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},
     {"step_hooks"},
-    {"torch_internals", "session"},
+    {"clocks"},
+    {"torch_internals", "session", "device_order"},
     {"advice", "doctor"},
     {"simulation", "glossary"},
     {"planning", "collectives"},
     {"presets"},
-    {"runs"},
+    {"runs", "formats"},
     {"files"},
     {"remembered"},
     {"kept", "recipe"},
@@ -48,11 +49,14 @@ LAYERS: list[set[str]] = [
 WITH_TORCH = {
     "bench",
     "checkpoint",
+    "clocks",
     "comm",
+    "device_order",
     "hooks",
     "integrations",
     "measure",
     "runtime",
+    "selftest",
     "sparse",
     "step_hooks",
     "torch_internals",
@@ -91,6 +95,15 @@ def own_parts(file: Path) -> set[str]:
 
 def test_every_part_has_its_layer():
     assert set().union(*LAYERS) == set(modules()) - {"__init__"}
+
+
+def test_the_page_has_the_same_arrow():
+    """Down to what is beside and below ``costs``, which it names in a sentence."""
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+    arrow = page.partition("## One arrow\n\n```\n")[2].partition("\n```")[0]
+    drawn = [set(layer.strip().split(", ")) for layer in arrow.split("──▶")]
+    last = next(place for place, layer in enumerate(LAYERS) if "costs" in layer)
+    assert drawn == [*LAYERS[:last], {"costs"}]
 
 
 def test_imports_follow_the_arrow():
@@ -198,41 +211,3 @@ def test_what_is_inside_does_not_look_outside():
         for name in imported(file):
             outside = name.split(".")[0] == "gradweave" and name.split(".")[1:2] != ["_src"]
             assert not outside or name in {"gradweave", "gradweave.__version__"}, (file, name)
-
-
-PUBLIC_MODULES = [
-    "gradweave",
-    "gradweave.bsp",
-    "gradweave.hooks",
-    "gradweave.lab",
-    "gradweave.sparse_checkpoint",
-    "gradweave.workloads",
-]
-
-
-def test_every_module_for_users_is_known():
-    """Those of integrations need their libraries, and are looked at with them."""
-    present = {
-        ".".join(file.relative_to(PUBLIC.parent).with_suffix("").parts)
-        for file in PUBLIC.rglob("*.py")
-        if not file.is_relative_to(PACKAGE) and not file.is_relative_to(PUBLIC / "integrations")
-    }
-    assert {name.removesuffix(".__init__") for name in present} == {
-        *PUBLIC_MODULES,
-        "gradweave.__main__",
-    }
-
-
-@pytest.mark.parametrize("module", PUBLIC_MODULES)
-def test_the_public_names_are_what_all_says(module):
-    """As an editor or a notebook sees them that completes what is being typed."""
-    public = import_module(module)
-    assert public.__all__ == sorted(set(public.__all__), key=public.__all__.index)
-    listed = [name for name in dir(public) if not name.startswith("_")]
-    assert listed == sorted(public.__all__)
-    for name in listed:
-        assert (getattr(public, name).__doc__ or "").strip(), name
-
-
-def test_the_list_of_names_is_all_that_there_is():
-    assert dir(gradweave) == gradweave.__all__

@@ -11,6 +11,7 @@ Everything for users is here and in these modules; what is below ``gradweave._sr
     gradweave.bsp                the three loops of the Linear Pipeline paper
     gradweave.lab                a cluster on one machine
     gradweave.workloads          small models and data sets to try it with
+    gradweave.types              what calls return, for annotations
 
 What needs torch is imported when it is first asked for: everything else starts at once without it.
 """
@@ -18,7 +19,7 @@ What needs torch is imported when it is first asked for: everything else starts 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gradweave._src.advice import Advice, Option, Unpriced, advise
+from gradweave._src.advice import advise
 from gradweave._src.compression import Compression
 from gradweave._src.costs import Curve, Level, Line, Link, Links
 from gradweave._src.errors import (
@@ -64,7 +65,6 @@ _WITH_TORCH = {
 }
 
 __all__ = [
-    "Advice",
     "Bucket",
     "CollectiveCost",
     "CollectiveError",
@@ -81,7 +81,6 @@ __all__ = [
     "Link",
     "Links",
     "Network",
-    "Option",
     "Plan",
     "PlanMismatch",
     "Recipe",
@@ -94,7 +93,6 @@ __all__ = [
     "Trace",
     "TrainingState",
     "UnknownCost",
-    "Unpriced",
     "advise",
     "calibrate",
     "load_network",
@@ -112,7 +110,7 @@ __version__ = "0.1.0"
 
 
 # Modules for users, which are found as attributes without being imported first.
-_MODULES = {"bsp", "hooks", "integrations", "lab", "sparse_checkpoint", "workloads"}
+_MODULES = {"bsp", "hooks", "integrations", "lab", "sparse_checkpoint", "types", "workloads"}
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 from gradweave._src.workloads.datasets import (
     Batches,
     Images,
+    Scale,
     Text,
     fashion_mnist_subset,
     flipped_and_cropped,
@@ -17,14 +18,16 @@ from gradweave._src.workloads.models import (
     resnet20,
     vgg16,
 )
-from gradweave._src.workloads.replay import Replay
+from gradweave._src.workloads.replay import GroupedReplay, Replay
 
 __all__ = [
     "Batches",
     "CharLSTM",
     "CharTransformer",
+    "GroupedReplay",
     "Images",
     "Replay",
+    "Scale",
     "SmallCNN",
     "Text",
     "fashion_mnist_subset",

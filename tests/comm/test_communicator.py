@@ -203,7 +203,9 @@ def too_many_tiers(group):
 
 def test_tiers_that_the_topology_has_not(tmp_path):
     complaints = on_processes(2, too_many_tiers, scratch=tmp_path)
-    assert all("expected auto, or 1 of halving-doubling, native, ring" in c for c in complaints)
+    assert all(
+        "expected auto, or 1 of halving-doubling, native, pat, ring" in c for c in complaints
+    )
 
 
 def bits_after_all_reduce(group, name):

@@ -12,8 +12,8 @@ from torch import nn
 from gradweave import RequestError, Trace
 from gradweave._src import files
 from gradweave._src.cli import main
+from gradweave._src.clocks import HostClock
 from gradweave._src.measure.backward import record_trace
-from gradweave._src.measure.clocks import HostClock
 from gradweave._src.measure.models import build_model, loss_of, random_input
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sharded_training import MADE, OPTIMIZERS, alone, batches, on_ranks, plan, small
 
+from gradweave._src.clocks import HostClock
 from gradweave._src.errors import PlanMismatch
-from gradweave._src.measure.clocks import HostClock
 from gradweave._src.runtime.flat_engine import FlatEngine
 from gradweave._src.runtime.step_clock import StepClock
 

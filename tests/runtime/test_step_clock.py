@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import DistributedDataParallel, ShardedDataParallel, watch
-from gradweave._src.measure.clocks import HostClock
+from gradweave._src.clocks import HostClock
 from gradweave._src.phases import PHASES, Phases
 from gradweave._src.plan import Bucket, Plan
 from gradweave._src.results import StageBegin
@@ -22,7 +22,7 @@ class Scripted:
 
     def __init__(self):
         self.now_s = 0.0
-        self.clock = StepClock(HostClock(lambda: self.now_s), now_s=lambda: self.now_s)
+        self.clock = StepClock(HostClock(lambda: self.now_s))
 
     def passes(self, seconds):
         self.now_s += seconds
@@ -146,7 +146,7 @@ class Later(HostClock):
 def test_the_last_phases_are_those_of_a_step_that_is_over():
     scripted = Scripted()
     later = Later(lambda: scripted.now_s)
-    scripted.clock = StepClock(later, now_s=lambda: scripted.now_s)
+    scripted.clock = StepClock(later)
     for _ in range(2):
         scripted.pass_(**STEP)
     scripted.pass_(**STEP | {"network_s": 16.0})

@@ -237,7 +237,7 @@ def test_a_sum_that_overflows_is_seen_by_all(name, world):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_rounds_and_bytes(world):
-    """As the table of docs/sparsification.md; on powers of two as Table I, the butterfly half."""
+    """As the table of docs/sparsification-explained.md; on powers of two as Table I."""
     traffic = {name: Traffic() for name in EXCHANGES}
     for name, counted in traffic.items():
         exchange_all(name, [sparse({0: 1.0})] * world, 1, counted)

@@ -1,6 +1,5 @@
 """Densities step by step, learning rates beside them, clipping, corrected momentum."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -111,7 +110,7 @@ def velocities(correction, gradients, masked=()):
     """One bucket, step by step; some elements are applied in each step."""
     for gradient in gradients:
         velocity = correction.begin(["w"], torch.tensor(gradient))
-        correction.applied(velocity, np.array(masked, np.int32))
+        correction.applied(velocity, torch.tensor(masked, dtype=torch.int32))
         correction.velocities.commit()
     return correction.velocities.value("w").tolist()
 

@@ -8,8 +8,8 @@ from strategies import traces
 from torch.nn.parallel import DistributedDataParallel
 
 from gradweave import RequestError, Tensor, Trace
+from gradweave._src.clocks import HostClock
 from gradweave._src.measure.backward import record_trace
-from gradweave._src.measure.clocks import HostClock
 from gradweave._src.workloads.replay import Dispatching, Replay, Waiting
 
 BATCH = torch.zeros(1)

@@ -5,6 +5,7 @@ line, too.
 """
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 from msgspec import Struct
 
@@ -60,6 +61,13 @@ def require_kind(call: str, **arguments: tuple[object, type]) -> None:
             raise RequestError(
                 f"{call}: {name} must be a {kind.__name__}, got a {type(found).__name__}{hint}"
             )
+
+
+def why_missing(module: str, *, what: str, extra: str) -> str | None:
+    """Return what to install for something of an extra; None where its module is there."""
+    if find_spec(module) is not None:
+        return None
+    return f"{what} needs {module}, which is not installed; pip install 'gradweave[{extra}]'"
 
 
 def _but(found: float) -> str:

@@ -49,9 +49,20 @@ ROUNDED_TO: tuple[RoundingName, ...] = ("bf16", "int8")
 
 
 class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All elements travel, rounded; or only the share ``density`` of them does, as it is.
+    """How a message is made smaller: all elements are rounded, or only the largest of them travel.
 
-    Those are each worker's largest, or the world's.
+    Attributes:
+        method: "bf16", "fp16" or "int8", to which all elements are rounded; or an exchange of the
+            largest, such as "gtopk" or "topk".
+        density: the share that travels where elements are thinned out.
+
+    Raises:
+        ValueError: if the density is not above 0 and at most 1, or not 1 where elements are
+            rounded.
+
+    Examples:
+        >>> str(gradweave.Compression(method="gtopk", density=0.001))
+        'gtopk:0.001'
     """
 
     method: ExchangeName | RoundingName
@@ -68,17 +79,17 @@ class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def rounding(self) -> RoundingName | None:
-        """What elements are rounded to; None where they are thinned out."""
+        """The format to which elements are rounded; None where they are thinned out."""
         return next((name for name in ROUNDING_NAMES if name == self.method), None)
 
     @property
     def wire_share(self) -> float:
-        """What is left of float32 on the wire; of what is thinned out, without indices."""
+        """The share of float32 that is left on the wire, without indices."""
         return self.density if self.rounding is None else WIRE_SHARES[self.rounding]
 
     @property
     def exchange(self) -> ExchangeName:
-        """How the largest are exchanged; only where elements are thinned out."""
+        """The way in which the largest are exchanged, where elements are thinned out."""
         return next(name for name in EXCHANGE_NAMES if name == self.method)
 
 

@@ -41,7 +41,22 @@ SCHEMAS: dict[type, str] = {
 
 
 def read(path: str | os.PathLike[str], kind: type[Value]) -> Value:
-    """A file of that kind, such as ``read("trace.json", Trace)``, of any version."""
+    """Read a JSON file of this kind, also one that an older version has written.
+
+    Args:
+        path: the file.
+        kind: Trace, Network, Plan, Timeline or Recipe, or one of the kinds that a run folder has.
+
+    Raises:
+        FormatError: if it is not such a file; the line names the place that is wrong.
+        RequestError: if there are no files of that kind.
+        OSError: if it cannot be read.
+
+    Examples:
+        >>> gradweave.write("trace.json", gradweave.load_trace("resnet50"))
+        >>> gradweave.read("trace.json", gradweave.Trace).name
+        'resnet50'
+    """
     if kind not in SCHEMAS:
         kinds = ", ".join(one.__name__ for one in SCHEMAS)
         raise RequestError(f"read(path, kind): kind must be one of {kinds}, got {kind!r}")
@@ -65,7 +80,19 @@ def dumps(value: AnyValue) -> str:
 
 
 def write(path: str | os.PathLike[str], value: AnyValue) -> None:
-    """The whole file or nothing, such as ``write("trace.json", trace)``."""
+    """Write a value to a JSON file, all of it or nothing.
+
+    Args:
+        path: the file, which is replaced if it is there.
+        value: a Trace, Network, Plan, Timeline or Recipe, or a value that a run folder has.
+
+    Raises:
+        RequestError: if such values have no files, or ``path`` is no file.
+        OSError: if it cannot be written; what was there stays.
+
+    Examples:
+        >>> gradweave.write("network.json", gradweave.load_network("k80-10gbe"))
+    """
     if type(value) not in SCHEMAS:
         kinds = ", ".join(one.__name__ for one in SCHEMAS)
         raise RequestError(
@@ -118,7 +145,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _keep_names(folder: Path) -> None:
-    """On the disk, too, where that can be: a new name is part of its folder."""
+    """Sync a folder where that can be: a new name is part of its folder."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -30,11 +30,22 @@ __all__ = ["SparseState", "gtopk", "topk"]
 class SparseState:
     """What a hook carries over from step to step; made on every rank, one for each wrapper.
 
-    ``settings``     GTopK(0.001) or TopK(0.001), or a text, "gtopk:0.001".
-    ``grad_scaler``  whose scale the residuals follow.
-    ``group``        a gloo group of the same ranks that nothing else uses (default: a new one).
-
     A step is settled when the first bucket of the next one comes.
+
+    Args:
+        ddp: a model in torch's own wrapper.
+        settings: GTopK(0.001) or TopK(0.001), or a text, "gtopk:0.001".
+        grad_scaler: the one whose scale the residuals follow.
+        group: a gloo group of the same ranks that nothing else uses (default: a new one).
+
+    Raises:
+        RequestError: if the model cannot be compressed, or ``whole_model`` is asked for.
+
+    Examples:
+        >>> ddp = torch.nn.parallel.DistributedDataParallel(model)
+        >>> state = gradweave.hooks.SparseState(ddp, gradweave.GTopK(0.01))
+        >>> ddp.register_comm_hook(state, gradweave.hooks.gtopk)
+        >>> ddp(batch).sum().backward()
     """
 
     def __init__(
@@ -73,11 +84,11 @@ class SparseState:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's, after the optimizer's step; ``gradweave.sparse_checkpoint`` keeps it."""
+        """Return this rank's state, after a step; ``gradweave.sparse_checkpoint`` keeps it."""
         return self._training.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Between two steps, on every rank."""
+        """Take over what ``state_dict`` returned, between two steps, on every rank."""
         self._training.load_state_dict(state)
 
 
@@ -85,7 +96,13 @@ def gtopk(
     state: SparseState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """The k largest of the sums over all ranks."""
+    """Send the k largest of the sums over all ranks; a hook for a state with GTopK(…).
+
+    Give it to ``register_comm_hook`` of torch's wrapper, which calls it for every bucket.
+
+    Raises:
+        RequestError: if the state is one of another class.
+    """
     return _send(state, bucket, GTopK)
 
 
@@ -93,7 +110,13 @@ def topk(
     state: SparseState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Each rank's k largest."""
+    """Send the k largest of each rank; a hook for a state with TopK(…).
+
+    Give it to ``register_comm_hook`` of torch's wrapper, which calls it for every bucket.
+
+    Raises:
+        RequestError: if the state is one of another class.
+    """
     return _send(state, bucket, TopK)
 
 

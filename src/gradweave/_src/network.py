@@ -36,8 +36,24 @@ class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gradients, such as ``ring+bf16``. The cost is over the bytes of the dense message in float32;
     rounding is in it, selecting is not.
 
-    ``cost`` is how long a message keeps the next one waiting. It arrives ``latency_s`` later, for
-    messages that follow each other closely overlap at their ends.
+    Attributes:
+        operation: "all-reduce", "broadcast", "reduce", "reduce-scatter" or "all-gather".
+        collective: by which.
+        workers: among how many.
+        beside: "compute" where it was measured beside computing, otherwise "nothing".
+        cost: how long a message keeps the next one waiting.
+        latency_s: how much later it arrives, for messages that follow each other closely overlap.
+
+    Raises:
+        RequestError: if a number is out of range.
+
+    Examples:
+        >>> cost = gradweave.CollectiveCost(
+        ...     operation="all-reduce",
+        ...     collective="native",
+        ...     workers=4,
+        ...     cost=gradweave.Line(startup_s=0.001, s_per_byte=1e-8),
+        ... )
     """
 
     operation: Operation
@@ -59,9 +75,36 @@ class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prices messages, by what was measured or fitted where it can, otherwise by formula.
+    """What messages cost, by what was measured or fitted where it can, otherwise by formula.
 
     Where a cost was measured beside compute that is the price, for this is when gradients travel.
+    ``calibrate`` and `gradweave calibrate` measure one, ``load_network`` finds a shipped one.
+
+    Attributes:
+        name: what it is called.
+        source: where the numbers come from, in words.
+        costs: what was measured or fitted.
+        links: what formulas compute with.
+        selection_s_per_element: to find the largest gradients, where only they travel.
+
+    Raises:
+        ValueError: if neither costs nor links are given, or a cost stands twice.
+
+    Examples:
+        >>> network = gradweave.Network(
+        ...     name="mine",
+        ...     source="made up",
+        ...     costs=(
+        ...         gradweave.CollectiveCost(
+        ...             operation="all-reduce",
+        ...             collective="native",
+        ...             workers=4,
+        ...             cost=gradweave.Line(startup_s=0.001, s_per_byte=1e-8),
+        ...         ),
+        ...     ),
+        ... )
+        >>> network.known_workers
+        (4,)
     """
 
     name: str
@@ -86,7 +129,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def summary(self) -> str:
-        """What it knows, in a few words."""
+        """What the network knows, in a few words."""
         known = []
         if self.costs:
             names = dict.fromkeys(entry.collective for entry in self.costs)
@@ -97,7 +140,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return "; ".join(known)
 
     def rows(self) -> list[dict[str, object]]:
-        """One for each measured point, fitted line and link, for a data frame."""
+        """Return a row for each measured point, fitted line and link, for a data frame."""
         return [*self._cost_rows(), *self._link_rows()]
 
     def _cost_rows(self) -> Iterator[dict[str, object]]:
@@ -135,7 +178,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return notebook.table(repr(self), self.rows())
 
     def beside_nothing(self) -> "Network":
-        """What messages cost while the workers' processors are idle."""
+        """Return what messages cost while the workers' processors are idle."""
         alone = tuple(entry for entry in self.costs if entry.beside == "nothing")
         if self.collectives and not any(map(_is_dense, alone)):
             raise UnknownCost(f"network {self.name!r} was measured beside compute only")
@@ -149,7 +192,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         workers: int,
         compression: Compression | None = None,
     ) -> Cost:
-        """Seconds over bytes; over the bytes of the dense message where it is compressed."""
+        """Return seconds over bytes; over those of the dense message where it is compressed."""
         if workers < 1:
             raise UnknownCost(f"workers must be at least 1, got {workers}")
         if operation == "all-reduce":
@@ -163,10 +206,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def phases(
         self, collective: str, *, workers: int, compression: Compression | None = None
     ) -> tuple[tuple[str, Cost], ...]:
-        """What a gradient message does, step by step: an all-reduce, or a push and a pull.
-
-        Where it is thinned out, the thread that sends it first selects what travels.
-        """
+        """Return what a gradient message does: an all-reduce, or first a push and then a pull."""
         is_whole = self._measured("all-reduce", collective) or not _has_servers(collective)
         if compression is not None and compression.rounding is not None:
             cost = self._rounded_cost(Travel(collective, compression), workers)
@@ -187,6 +227,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def seconds(
         self, operation: Operation, collective: str, *, nbytes: float, workers: int
     ) -> float:
+        """Return what a message of so many bytes takes."""
         cost = self.cost(operation, collective, workers=workers)
         return float(cost.seconds(np.array([nbytes], dtype=np.float64))[0])
 
@@ -198,7 +239,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         operation: Operation = "all-reduce",
         compression: Compression | None = None,
     ) -> float:
-        """How much later than the next could leave a message has arrived."""
+        """Return how much later a message has arrived than the next could leave."""
         entry = self._entries(operation, collective).get(workers)
         if compression is not None and compression.rounding is not None:
             rounded = self._entries(operation, str(Travel(collective, compression)))
@@ -207,21 +248,25 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def default_collective(self) -> str:
+        """The collective that messages take unless they are told otherwise."""
         return self.default_for("all-reduce")
 
     def default_for(self, *operations: Operation) -> str:
-        """The first that all of these were measured or fitted with; without one the ring."""
+        """Return the first collective that all of these were measured or fitted with.
+
+        Without one it is the ring.
+        """
         of_all = (n for n in self.collectives if all(self._entries(op, n) for op in operations))
         return next(of_all, "ring")
 
     @property
     def collectives(self) -> tuple[str, ...]:
-        """Those that were measured or fitted with whole gradients as they are."""
+        """The collectives that were measured or fitted with whole gradients as they are."""
         return tuple(dict.fromkeys(entry.collective for entry in self.costs if _is_dense(entry)))
 
     @property
     def travels(self) -> tuple[Travel, ...]:
-        """The ways that were measured or fitted for whole gradients, as they are and rounded."""
+        """The ways that were measured or fitted for whole gradients, rounded ones included."""
         whole = (entry.collective for entry in self.costs if not _is_sparse(entry))
         return tuple(map(parse_travel, dict.fromkeys(whole)))
 
@@ -266,7 +311,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return FREE if workers == 1 else formula
 
     def _rounded_cost(self, travel: Travel, workers: int) -> Cost:
-        """As measured; otherwise as if fewer bytes were all the difference.
+        """Return what was measured, or what fewer bytes would cost.
 
         To the same collective, or to the default one where nothing is known of it.
         """

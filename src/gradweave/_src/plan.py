@@ -17,7 +17,20 @@ from gradweave._src.vocabulary import Passes, count_text
 
 
 class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Gradients that travel as one message."""
+    """Gradients that travel as one message.
+
+    Attributes:
+        tensors: their names, in the order in which backward yields them.
+        collective: by which they travel.
+        compression: how they are rounded or thinned out; None leaves them as they are.
+
+    Raises:
+        ValueError: if there is no tensor, or the collective's name says how to round.
+
+    Examples:
+        >>> gradweave.Bucket(tensors=("fc.bias", "fc.weight"), collective="native").is_sparse
+        False
+    """
 
     tensors: tuple[str, ...]
     collective: str
@@ -31,6 +44,7 @@ class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def travel(self) -> Travel:
+        """How the bucket travels: its collective and its compression."""
         return Travel(self.collective, self.compression)
 
     @property
@@ -40,7 +54,24 @@ class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every gradient in exactly one bucket, buckets in sending order."""
+    """Which gradients travel together: each in exactly one bucket, buckets in sending order.
+
+    ``make_plan`` makes one, and so do wrappers while a model trains.
+
+    Attributes:
+        planner: who made it.
+        buckets: the messages.
+        overlap: whether they travel beside the passes; False sends everything afterwards.
+        passes: "backward", or "both" where parameters are gathered beside the next forward.
+
+    Raises:
+        ValueError: if there is no bucket, a tensor stands twice, or both passes are compressed.
+
+    Examples:
+        >>> bucket = gradweave.Bucket(tensors=("fc.bias", "fc.weight"), collective="native")
+        >>> gradweave.Plan(planner="mine", buckets=(bucket,)).lengths
+        (2,)
+    """
 
     planner: str
     buckets: tuple[Bucket, ...]
@@ -63,7 +94,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def summary(self) -> str:
-        """What it does, in a few words."""
+        """What the plan does, in a few words."""
         ways = ", ".join(dict.fromkeys(str(bucket.travel) for bucket in self.buckets))
         beside = "backward" if self.passes == "backward" else "both passes"
         return (
@@ -73,7 +104,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     def rows(self) -> list[dict[str, object]]:
-        """One for each message, in sending order, for a data frame."""
+        """Return a row for each message, in sending order, for a data frame."""
         return [
             {
                 "message": number,
@@ -93,7 +124,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return notebook.table(repr(self), self.rows())
 
     def bucket_bytes(self, trace: Trace) -> FloatArray:
-        """Of each bucket's gradients as the model has them, whatever travels."""
+        """Return the bytes of each bucket's gradients as the model has them, whatever travels."""
         starts = np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
         return np.add.reduceat(trace.nbytes, starts)
 

@@ -14,7 +14,26 @@ RECIPE_SCHEMA = "gradweave.recipe/4"
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A plan is for one trace, one network, one number of workers and one kind of device."""
+    """A plan with what it was made from: trace, network, number of workers and kind of device.
+
+    ``recipe()`` of a wrapper returns one; give it, or a file of it, as ``plan`` of the next.
+
+    Raises:
+        FormatError: by ``from_text`` and ``from_dict``, if they are given something else.
+
+    Examples:
+        >>> trace, network = gradweave.load_trace("resnet50"), gradweave.load_network("k80-10gbe")
+        >>> recipe = gradweave.Recipe(
+        ...     workers=4,
+        ...     device="cpu",
+        ...     plan=gradweave.make_plan(trace, network, workers=4),
+        ...     trace=trace,
+        ...     network=network,
+        ...     step_s=None,
+        ... )
+        >>> gradweave.Recipe.from_text(recipe.to_text()) == recipe
+        True
+    """
 
     workers: int
     device: str
@@ -24,7 +43,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     step_s: float | None  # what a training step took with it; None: nobody measured
 
     def why_not(self, *, workers: int, device: str) -> str | None:
-        """What has changed since, in words; None where the plan still holds."""
+        """Say what has changed since, in words; None where the plan still holds."""
         if self.workers != workers:
             return f"it was made for {self.workers} workers, not {workers}"
         if self.device != device:

@@ -14,7 +14,21 @@ Interval = tuple[float, float]
 
 
 class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing that occupied a lane."""
+    """One thing that occupied a lane: a pass of a tensor's, or a message.
+
+    Times are in seconds since the forward pass began. ``simulate`` and the wrappers' ``timeline()``
+    make them.
+
+    Raises:
+        ValueError: if the end is before the start.
+
+    Examples:
+        >>> span = gradweave.Span(
+        ...     lane="backward", label="fc", start_s=0.1, end_s=0.2, tensors=("fc.weight",)
+        ... )
+        >>> span.lane
+        'backward'
+    """
 
     lane: Lane
     label: str
@@ -30,7 +44,25 @@ class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One iteration of one worker, predicted or measured."""
+    """One iteration of one worker, predicted or measured alike.
+
+    ``simulate`` predicts one, ``timeline()`` of a wrapper measures one. docs/measuring.md says what
+    each of its numbers means.
+
+    Raises:
+        ValueError: if there is no span.
+
+    Examples:
+        >>> computing = gradweave.Span(
+        ...     lane="backward", label="fc", start_s=0.0, end_s=0.2, tensors=("fc",)
+        ... )
+        >>> message = gradweave.Span(
+        ...     lane="communication", label="1", start_s=0.1, end_s=0.5, tensors=("fc",)
+        ... )
+        >>> timeline = gradweave.Timeline(spans=(computing, message))
+        >>> timeline.iteration_s, round(timeline.exposed_s, 3)
+        (0.5, 0.3)
+    """
 
     spans: tuple[Span, ...]
 
@@ -40,19 +72,22 @@ class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def iteration_s(self) -> float:
+        """When the last span has ended."""
         return max(span.end_s for span in self.spans)
 
     @property
     def compute_s(self) -> float:
+        """How long something was computed."""
         return length(self._computing())
 
     @property
     def communication_s(self) -> float:
+        """How long at least one message was on its way."""
         return length(self._communicating())
 
     @property
     def exposed_s(self) -> float:
-        """Communication during which nothing is computed: what the network costs."""
+        """The communication during which nothing is computed: what the network costs."""
         both = length([*self._computing(), *self._communicating()])
         return both - self.compute_s
 
@@ -65,16 +100,16 @@ class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def efficiency(self) -> float:
-        """Of the time, what computes: speed-up over one worker, divided by the workers."""
+        """The share of the time in which something is computed: speed-up divided by the workers."""
         return self.compute_s / self.iteration_s
 
     def speedup(self, workers: int) -> float:
-        """Samples per second against one worker alone, each with a batch of its own."""
+        """Return samples per second against one worker alone, each with a batch of its own."""
         return workers * self.efficiency
 
     @property
     def summary(self) -> str:
-        """What it shows, in a few words."""
+        """What the timeline shows, in a few words."""
         sent = sum(span.lane == "communication" for span in self.spans)
         return (
             f"{time_text(self.iteration_s)}: {time_text(self.compute_s)} computing, "
@@ -82,7 +117,7 @@ class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     def rows(self) -> list[dict[str, object]]:
-        """One for each span, for a data frame."""
+        """Return a row for each span, for a data frame."""
         return [
             {
                 "lane": span.lane,
@@ -123,5 +158,5 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """What they cover together."""
+    """Return how long they are together, where they overlap once."""
     return sum(end - start for start, end in _union(intervals))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import FakeProcessGroup
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.autograd import profiler
 from torch.autograd.variable import Variable
@@ -177,12 +178,26 @@ def replace_reducer(
 
 
 def _rebuild_alone(reducer: Reducer, group: dist.ProcessGroup, device: torch.device) -> None:
-    alone = unlisted_gloo_group(HashStore(), rank=0, ranks=1, timeout=None, device=device)
+    alone = _group_of_one(device)
     reducer._update_process_group(alone)  # noqa: SLF001
     reducer._push_all_rebuilt_params()  # noqa: SLF001
     is_rebuilt = reducer._rebuild_buckets()  # noqa: SLF001
     assert is_rebuilt
     reducer._update_process_group(group)  # noqa: SLF001
+
+
+def _group_of_one(device: torch.device) -> dist.ProcessGroup:
+    """Return a group of this rank alone: gloo's, or, for what gloo does not know, one that sends
+    nothing, which is all that there is to send.
+    """
+    if device.type in dist.Backend.backend_capability["gloo"]:
+        return unlisted_gloo_group(HashStore(), rank=0, ranks=1, timeout=None, device=device)
+    alone = dist.ProcessGroup(HashStore(), 0, 1)
+    kind = dist.ProcessGroup.BackendType.CUSTOM
+    nothing = FakeProcessGroup._create_internal(0, 1)  # noqa: SLF001
+    alone._set_default_backend(kind)  # noqa: SLF001
+    alone._register_backend(device, kind, nothing)  # noqa: SLF001
+    return alone
 
 
 def passed_on(ddp: object, signature: str | None = None) -> dict[str, Any]:
@@ -397,10 +412,24 @@ def is_only_hook_before_step(optimizer: Optimizer) -> bool:
     return of_all is not None and own is not None and len(of_all) == 1 and not own
 
 
-def group_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
+def group_timeout(group: dist.ProcessGroup) -> timedelta | None:
     """Return the group's own; None, which is the backend's default, where it does not tell."""
-    backend = group._get_backend(device)  # noqa: SLF001
-    return getattr(getattr(backend, "options", None), "_timeout", None)
+    for device in group._device_types:  # noqa: SLF001
+        backend = group._get_backend(device)  # noqa: SLF001
+        timeout: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
+        if timeout is not None:
+            return timeout
+    return None
+
+
+def devices_carried(group: dist.ProcessGroup) -> set[str]:
+    """Return the types of devices whose tensors the group sends, such as "cpu" and "cuda"."""
+    return {device.type for device in group._device_types}  # noqa: SLF001
+
+
+def backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return the name of what sends tensors of a device in this group, such as "gloo"."""
+    return str(group._get_backend(device).name())  # noqa: SLF001
 
 
 def wait_until_let_go(
@@ -430,11 +459,41 @@ def wait_until_let_go(
 
 def _wait(work: dist.Work, while_waiting: Callable[[], None] | None) -> None:
     pause_s = POLLED_EVERY_S
-    while while_waiting is not None and not work.is_completed():
+    while while_waiting is not None and not _is_over(work):
         while_waiting()
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, POLLED_LATER_EVERY_S)
     work.wait()
+
+
+def _is_over(work: dist.Work) -> bool:
+    """Messages of torch's fake group never say that they are over, but their futures do."""
+    return bool(work.is_completed()) or bool(work.get_future().done())
+
+
+def begun_sum(
+    group: dist.ProcessGroup, message: torch.Tensor
+) -> torch.futures.Future[list[torch.Tensor]]:
+    """Of the backend's own all-reduce, with the message as its value, as torch's reducer wants it.
+
+    torch's fake group, which stands for a world of any size, has nothing in its futures.
+    """
+    work = group.allreduce([message])
+    if type(work).__name__ != "FakeWork":
+        return work.get_future()
+    over: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    over.set_result([message])
+    return over
+
+
+def gather_flat(group: dist.ProcessGroup, everyone: torch.Tensor, mine: torch.Tensor) -> dist.Work:
+    """Begin an all-gather into one tensor, which has a place for each rank's."""
+    return group._allgather_base(everyone, mine)  # noqa: SLF001
+
+
+def scatter_flat(group: dist.ProcessGroup, mine: torch.Tensor, everyone: torch.Tensor) -> dist.Work:
+    """Begin a reduce-scatter of one tensor, which has a place for each rank's."""
+    return group._reduce_scatter_base(mine, everyone, dist.ReduceScatterOptions())  # noqa: SLF001
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:

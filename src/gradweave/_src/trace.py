@@ -29,6 +29,25 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Where several tensors belong to one layer, the layer's forward time stands at the last of them
     in forward order: all of them are needed before that time begins.
+
+    Attributes:
+        name: as the model calls the parameter.
+        elements: how many there are.
+        bytes_per_element: 4 for float32.
+        ready_s: since backward began.
+        forward_s: its share of forward.
+        shape: where more is known than how many elements there are.
+
+    Raises:
+        RequestError: if a number is out of range, or the name is empty.
+        ValueError: if the shape has another number of elements.
+
+    Examples:
+        >>> tensor = gradweave.Tensor(
+        ...     name="fc.bias", elements=10, bytes_per_element=4, ready_s=0.1, forward_s=0.0
+        ... )
+        >>> tensor.nbytes
+        40
     """
 
     name: str
@@ -55,12 +74,13 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def nbytes(self) -> int:
+        """How many bytes the gradient has."""
         return self.elements * self.bytes_per_element
 
     def scaled(self, scale: float) -> "Tensor":
-        """With about ``scale`` times as many elements, and as a matrix of the same proportions.
+        """Return it with about ``scale`` times as many elements, in the same proportions.
 
-        Of more than two dimensions those behind the first are the matrix's columns.
+        Of more than two dimensions those behind the first are the columns of a matrix.
         """
         if self.shape is None or len(self.shape) < MATRIX or scale == 1:
             elements = max(1, round(self.elements * scale))
@@ -76,6 +96,16 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One iteration on one worker; the tensors stand in the order in which backward yields them.
 
     The forward pass uses them in the reverse order. Backward ends with the last tensor.
+    ``record_trace`` and `gradweave record` record one, ``load_trace`` finds a shipped one.
+
+    Raises:
+        RequestError: if a number is out of range, or the name is empty.
+        ValueError: if a name stands twice, or a tensor is ready before the one before it.
+
+    Examples:
+        >>> trace = gradweave.load_trace("resnet50")
+        >>> len(trace.tensors), int(trace.nbytes.sum())
+        (161, 102228128)
     """
 
     name: str
@@ -102,34 +132,39 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def ready_s(self) -> FloatArray:
+        """When each tensor is ready, since backward began."""
         return np.array([tensor.ready_s for tensor in self.tensors])
 
     @property
     def nbytes(self) -> FloatArray:
+        """The bytes of each gradient, in the same order."""
         return np.array([tensor.nbytes for tensor in self.tensors], dtype=np.float64)
 
     @property
     def forward_s(self) -> float:
+        """How long forward takes."""
         return sum(tensor.forward_s for tensor in self.tensors)
 
     @property
     def backward_s(self) -> float:
+        """How long backward takes, which ends with the last tensor."""
         return self.tensors[-1].ready_s
 
     @property
     def compute_s(self) -> float:
+        """How long both passes take."""
         return self.forward_s + self.backward_s
 
     @property
     def summary(self) -> str:
-        """What it is, in a few words."""
+        """What the trace is of, in a few words."""
         return (
             f"{count_text(len(self.tensors), 'gradient')}, {size_text(self.nbytes.sum())}, forward "
             f"{time_text(self.forward_s)}, backward {time_text(self.backward_s)}"
         )
 
     def rows(self) -> list[dict[str, object]]:
-        """One for each gradient, in backward order, for a data frame."""
+        """Return a row for each gradient, in backward order, for a data frame."""
         return [
             {
                 "tensor": tensor.name,
@@ -148,7 +183,7 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return notebook.table(repr(self), self.rows())
 
     def with_bytes_per_element(self, bytes_per_element: int) -> "Trace":
-        """The same iteration with gradients of another width, 2 for mixed precision."""
+        """Return the same iteration with gradients of another width, 2 for mixed precision."""
         return self._map(lambda tensor: replace(tensor, bytes_per_element=bytes_per_element))
 
     def rescaled(
@@ -158,7 +193,7 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         backward_s: float | None = None,
         parameter_scale: float = 1.0,
     ) -> "Trace":
-        """The same tensors with other total times, and shrunk or grown to ``parameter_scale``."""
+        """Return the same tensors with other total times, and other numbers of elements."""
         forward = _ratio(forward_s, self.forward_s, "forward")
         backward = _ratio(backward_s, self.backward_s, "backward")
         if not 0 < parameter_scale <= LARGEST_SCALE:

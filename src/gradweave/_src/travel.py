@@ -15,7 +15,7 @@ class Travel(NamedTuple):
     compression: Compression | None = None
 
     def __str__(self) -> str:
-        """As measured costs are named: ``ring``, ``ring+bf16``, ``gtopk:0.001``."""
+        """Return the name as measured costs have it: ``ring``, ``ring+bf16``, ``gtopk:0.001``."""
         if self.compression is None:
             return self.collective
         if self.compression.rounding is None:

@@ -17,9 +17,21 @@ __all__ = ["Advice", "Option", "Unpriced", "advise", "faster_with_same_batch"]
 
 
 def advise(trace: Trace, network: Network, *, workers: int) -> Advice:
-    """Compare all ways to train, the fastest first.
+    """Compare all ways to train a model on a network by simulation, the fastest first.
 
-    Raise UnknownCost where the network knows nothing about so many workers.
+    Args:
+        trace: the model.
+        network: what messages cost.
+        workers: how many workers there are.
+
+    Raises:
+        UnknownCost: if the network knows nothing about so many workers.
+
+    Examples:
+        >>> trace, network = gradweave.load_trace("bert-base"), gradweave.load_network("k80-10gbe")
+        >>> advice = gradweave.advise(trace, network, workers=16)
+        >>> advice.options[0].gain > 1
+        True
     """
     job = Job(trace, network, workers=workers)
     torch_s = job.torch_default.step_s

@@ -4,7 +4,10 @@ from msgspec import Struct
 
 
 class Option(Struct, frozen=True, kw_only=True):
-    """One way to train, with what it comes to and how to switch it on."""
+    """One way to train, with what it comes to and how to switch it on.
+
+    ``Advice.options`` has them, the most samples per second first.
+    """
 
     name: str
     workers: int
@@ -21,16 +24,16 @@ class Option(Struct, frozen=True, kw_only=True):
 
 
 class Unpriced(Struct, frozen=True, kw_only=True):
-    """A way to train that nothing is known about, and why."""
+    """A way to train that nothing is known about, and why; ``Advice.unpriced`` has them."""
 
     name: str
     reason: str
 
 
 class Advice(Struct, frozen=True, kw_only=True):
-    """What could be done, the most samples per second first; then what could not be priced.
+    """What ``advise`` returns: what could be done, the most samples per second first.
 
-    Gains are over torch's wrapper as it comes.
+    ``unpriced`` is what could not be compared. Gains are over torch's wrapper as it comes.
     """
 
     trace: str

@@ -99,14 +99,14 @@ def load(name: Data, folder: Path) -> ImageData | TextData:
 
 
 def centre(images: torch.Tensor, size: int) -> torch.Tensor:
-    """Of images that were moved at random, and so a random part of each."""
+    """Return the centre of images, which were moved at random, and so a random part of each."""
     margin = (images.shape[-1] - size) // 2
     return images[..., margin : margin + size, margin : margin + size]
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of learning, by step: a linear rise during warm-up, then a cosine to zero."""
+    """Rates of learning by step: they rise during warm-up, then follow a cosine to zero."""
 
     warmup_steps: int
     steps: int

@@ -35,10 +35,11 @@ class Job(NamedTuple):
     trace: Trace
     network: Network
     workers: int
+    copy_s_per_byte: float = 0.0  # of gradients, by the host
 
 
 class Peer(NamedTuple):
-    """A runtime of torch's.
+    """How a runtime of torch's is planned for and priced.
 
     ``plan`` merges by the planner it is given, or by its own. ``predict`` is also told what its
     ranks compute for each bucket, if it ``computes``. ``ways`` are what a calibration has to time.
@@ -137,8 +138,15 @@ def _natively(job: Job, planner: str) -> Plan:
 
 
 def _beside_backward(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:
+    """Torch's wrapper copies gradients into its buckets, and out of them."""
     del computing_s
-    return simulate(job.trace, plan, job.network, workers=job.workers)
+    return simulate(
+        job.trace,
+        plan,
+        job.network,
+        workers=job.workers,
+        copy_s_per_byte=job.copy_s_per_byte,
+    )
 
 
 def _then_broadcasts(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:

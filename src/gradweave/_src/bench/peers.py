@@ -159,7 +159,7 @@ def in_turn(
     state: InTurn,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Torch's hook for PowerSGD, one bucket after the other.
+    """Run torch's hook for PowerSGD on one bucket after the other.
 
     It sends the second and third message of a bucket from the threads that gloo calls back on, and
     waits there. Two buckets at once leave gloo without a thread, for ever; and with more threads
@@ -201,11 +201,11 @@ def _zero(case: Case, trainee: Trainee) -> Iterator[Running]:
 
         def step() -> None:
             wrapped.step()
-            began_s = time.perf_counter()
+            began = recorder.mark()
             zero.step()
             if case.noting:
                 nbytes = sum(parameter.nbytes for parameter in parameters)
-                recorder.done(began_s, parameters, nbytes, operation="broadcast")
+                recorder.done(began, parameters, nbytes, operation="broadcast")
 
         def is_correct() -> bool:
             """Gradients have their mean, and what a rank writes comes to all."""
@@ -284,9 +284,9 @@ class _Noted:
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **options: Any
     ) -> dist.Work | None:
-        began_s = time.perf_counter()
+        began = self._recorder.mark()
         work = MESSAGES[self._operation](output_tensor, input_tensor, **options)
-        self._recorder.done(began_s, self._parameters, self._nbytes, operation=self._operation)
+        self._recorder.done(began, self._parameters, self._nbytes, operation=self._operation)
         return work
 
 

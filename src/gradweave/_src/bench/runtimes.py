@@ -3,7 +3,6 @@
 No runtime updates weights: an accelerator does that in no time, and these cores would not.
 """
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -80,11 +79,11 @@ def _average(plan: Plan, trainee: Trainee, recorder: SpanRecorder | None) -> Non
         works.append(
             (trainee.group.allreduce([gradient.div_(trainee.group.size())]), parameters[name])
         )
-    started_s = time.perf_counter()
+    began = None if recorder is None else recorder.mark()
     for work, parameter in works:
         work.wait()
-        if recorder is not None:
-            recorder.done(started_s, [parameter], parameter.nbytes)
+        if recorder is not None and began is not None:
+            recorder.done(began, [parameter], parameter.nbytes)
 
 
 @contextmanager

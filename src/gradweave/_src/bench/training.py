@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gradweave._src.bench.calibration import RecordedJob
 from gradweave._src.bench.jobs import ask
 from gradweave._src.bench.peer_plans import (
     NATIVE,
@@ -147,7 +148,7 @@ def runtime_names() -> list[str]:
 
 
 def check_runtimes(runtimes: Sequence[str]) -> None:
-    """Before a cluster is built for nothing."""
+    """Refuse runtimes that mean nothing, before a cluster is built for them."""
     known = runtime_names()
     for name in runtimes:
         if BY in name:
@@ -229,7 +230,7 @@ def needs_slow_ways(runtimes: Sequence[str]) -> bool:
 
 
 def compressions_of(runtimes: Sequence[str]) -> tuple[Compression, ...]:
-    """Of those that send a share of the gradients only."""
+    """Return the compressions of runtimes that send a share of the gradients only."""
     return tuple(parse_compression(r) for r in runtimes if parse_spec(r).name in EXCHANGE_NAMES)
 
 
@@ -243,6 +244,7 @@ def train_on_cluster(
     command: str,
     advance: Callable[[], None] = lambda: None,
     found: Sequence[Prediction] = (),
+    recorded: RecordedJob | None = None,
 ) -> list[Result]:
     """Train on an emulated cluster."""
     spec = cluster.spec
@@ -257,6 +259,7 @@ def train_on_cluster(
         command=command,
         advance=advance,
         found=found,
+        recorded=recorded,
     )
 
 
@@ -283,12 +286,16 @@ def train(
     command: str,
     advance: Callable[[], None],
     found: Sequence[Prediction] = (),
+    recorded: RecordedJob | None = None,
 ) -> list[Result]:
     """What is expected is in the folder before the runtimes run, what was measured afterwards.
 
-    Runtimes that find their plan need not do so again where it was ``found`` before.
+    Runtimes that find their plan need not do so again where it was ``found`` before. Where the
+    replayed trace was ``recorded`` where it will run, plans and predictions go by that.
     """
     job = Job(trace, network, place.workers)
+    if recorded is not None:
+        job = Job(recorded.trace, network, place.workers, recorded.copy_s_per_byte)
     best_cap_mb = {
         name: _best_cap_mb(name, ask_ranks, job, settings, advance)
         for name in settings.runtimes
@@ -384,7 +391,7 @@ def _case(runtime: str, job: Job, cap_mb: float | None) -> Case:
 
 
 def plan_of(runtime: str, job: Job) -> Plan:
-    """Of a runtime of ours that follows one."""
+    """Return the plan of a runtime of ours that follows one."""
     if BY in runtime:
         return _plan_by(runtime, job)
     plan_for = partial(make_plan, job.trace, job.network, workers=job.workers)
@@ -430,8 +437,17 @@ def _planner(runtime: str) -> str:
 def _predicted(runtime: str, plan: Plan, job: Job, computing_s: Sequence[float]) -> Timeline:
     if (peer := find_peer(runtime)) is not None:
         return peer.predict(job, plan, computing_s)
-    operations = find_loop(runtime).operations if parse_spec(runtime).name in LOOPS else None
-    return simulate(job.trace, plan, job.network, workers=job.workers, operations=operations)
+    name = parse_spec(runtime).name
+    # Ours is torch's wrapper; sharded training and loops have gradients where they are sent from.
+    is_copied = name not in LOOPS and plan.passes == "backward" and plan.overlap
+    return simulate(
+        job.trace,
+        plan,
+        job.network,
+        workers=job.workers,
+        operations=find_loop(runtime).operations if name in LOOPS else None,
+        copy_s_per_byte=job.copy_s_per_byte if is_copied else 0.0,
+    )
 
 
 def _question(

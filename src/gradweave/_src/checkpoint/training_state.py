@@ -62,7 +62,21 @@ class TrainingState:
     steps. What was saved with one number of ranks, plan or wrapper can be loaded with another;
     sparsified training on another number of ranks needs ``load``.
 
-    ``sparse`` is the ``gradweave.hooks.SparseState`` of torch's own wrapper, if there is one.
+    Args:
+        model: a wrapped model, by either wrapper of Gradweave's or by torch's own.
+        *optimizers: all of its optimizers.
+        sparse: the ``gradweave.hooks.SparseState`` of torch's own wrapper, if there is one.
+
+    Raises:
+        RequestError: if an optimizer keeps its state in another one, and by ``load`` if the
+            checkpoint is one of another training.
+
+    Examples:
+        >>> model = gradweave.DistributedDataParallel(model)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> state = gradweave.TrainingState(model, optimizer)
+        >>> state.save("checkpoints/step-0")
+        >>> state.load("checkpoints/step-0")
     """
 
     def __init__(
@@ -188,7 +202,7 @@ class TrainingState:
         )
 
     def _contents(self) -> str:
-        """In words, for people and for comparison."""
+        """Return what a state has in words, which can be read and compared."""
         kinds = ", ".join(type(optimizer).__name__ for optimizer in self._optimizers)
         residuals = "residuals" if self._sparse is not None else "no residuals"
         return f"a model, optimizers ({kinds or 'none'}) and {residuals}"
@@ -201,7 +215,18 @@ class TrainingState:
 def saved_recipe(folder: str | os.PathLike[str], *, key: str = KEY) -> Recipe | None:
     """Return the recipe in a checkpoint, for ``plan`` of a wrapper; None where there is none.
 
-    ``key`` is what the TrainingState was saved as. Each rank reads by itself.
+    Each rank reads by itself.
+
+    Args:
+        folder: the checkpoint.
+        key: what the TrainingState was saved as.
+
+    Raises:
+        FormatError: if what is in there is no recipe.
+
+    Examples:
+        >>> gradweave.saved_recipe("checkpoints/nowhere") is None
+        True
     """
     template = {key: {"recipe": ""}}
     try:

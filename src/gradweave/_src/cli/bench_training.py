@@ -186,7 +186,7 @@ def _under_torchrun(
 
 
 def _torchrun_command(place: Place) -> str:
-    """As far as its ranks can tell."""
+    """Return torchrun's command line, as far as its ranks can tell."""
     launched = f"torchrun --nnodes {place.nodes} --nproc-per-node {place.ranks_per_node}"
     return f"{launched} -m {shlex.join(['gradweave', *sys.argv[1:]])}"
 

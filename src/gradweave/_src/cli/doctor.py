@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gradweave._src import files
 from gradweave._src.bench.checkup import CheckupQuestion, check_cluster, place_in
+from gradweave._src.checks import why_missing
 from gradweave._src.cli.clusters import add_cluster_arguments, asked_cluster, check_under_torchrun
 from gradweave._src.cli.tables import print_json, print_line, print_table, progress_bar
 from gradweave._src.doctor import Checkup, Diagnosis, diagnose
@@ -39,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    if why := why_missing("pyroute2", what="a checkup", extra="lab"):
+        raise RequestError(why)
     make_page = None if options.output is None else _page_maker(options.output)
     checkup = _checked(options, CheckupQuestion(timeout_s=options.timeout))
     if checkup is None:  # not on rank 0
@@ -68,7 +71,7 @@ def _checked(options: argparse.Namespace, question: CheckupQuestion) -> Checkup 
 
 
 def _page_maker(output: str) -> Callable[[Diagnosis], str]:
-    """Before anything is measured for nothing."""
+    """Return what makes the page, or refuse before anything is measured for it."""
     if not Path(output).absolute().parent.is_dir():
         raise RequestError(f"there is no folder to write {output} to; make it first")
     try:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from functools import lru_cache
 from socket import gethostname
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import torch
@@ -24,11 +25,14 @@ from gradweave._src.comm.small_messages import gather_text, group_device
 from gradweave._src.comm.tiers import fastest_collectives, tier_groups, tiered_all_reduce
 from gradweave._src.costs import GIGABIT_ETHERNET, Link
 from gradweave._src.errors import RequestError
+from gradweave._src.torch_internals import backend_for
 from gradweave._src.travel import Travel, parse_travel
-from gradweave._src.vocabulary import Operation, parse_spec
+from gradweave._src.vocabulary import Operation, parse_spec, parse_tiers
 
 PROGRAMS_KEPT = 256
 AUTO = ("auto",)
+
+_topologies: WeakKeyDictionary[dist.ProcessGroup, Topology] = WeakKeyDictionary()
 
 
 class Communicator:
@@ -86,7 +90,7 @@ class Communicator:
         if travel.collective != "native" and not tiers:
             steps = self._program(operation, travel.collective, message, root)
         layout = f", layout {self._layout:x}"
-        self._same_calls.check(call, device=message.device, circumstances=layout)
+        self._same_calls.check(call, circumstances=layout)
         if self.group.size() == 1 or message.numel() == 0:
             return
         if travel.collective == "native":
@@ -109,9 +113,9 @@ class Communicator:
     def _run_ours(
         self, operation: Operation, message: torch.Tensor, call: Call, steps: Program
     ) -> None:
-        slices = self._slices(message.nbytes, steps, owned=operation in OWNED)
+        slices = self._slices(message.nbytes, steps, message.device, owned=operation in OWNED)
         payloads = cut(message, steps, scratch=self._scratch, slices=slices)
-        self._execute(steps, payloads, call, count=slices)
+        self._execute(steps, payloads, call, message.device, count=slices)
 
     def _run_rounded(
         self,
@@ -126,7 +130,8 @@ class Communicator:
                 f"{call.what}: several ranks make the same sums, so what is dropped would count "
                 "twice; take ring"
             )
-        slices = self._slices(wire_format.nbytes(message.numel()), steps, owned=False)
+        nbytes = wire_format.nbytes(message.numel())
+        slices = self._slices(nbytes, steps, message.device, owned=False)
         payloads = cut_rounded(
             message,
             steps,
@@ -135,15 +140,25 @@ class Communicator:
             dropped=dropped,
             slices=slices,
         )
-        self._execute(steps, payloads, call, count=slices)
+        self._execute(steps, payloads, call, message.device, count=slices)
 
-    def _slices(self, nbytes: int, steps: Program, *, owned: bool) -> int:
-        return slices_for(nbytes, steps, owned=owned) if self.group.name() == "gloo" else 1
+    def _slices(self, nbytes: int, steps: Program, device: torch.device, *, owned: bool) -> int:
+        return slices_for(nbytes, steps, owned=owned) if self._has_tags(device) else 1
+
+    def _has_tags(self, device: torch.device) -> bool:
+        """Whether what sends the device's tensors tells messages between two ranks apart."""
+        return backend_for(self.group, device) == "gloo"
 
     def _execute(
-        self, steps: Program, payloads: Iterable[Payload], call: Call, *, count: int
+        self,
+        steps: Program,
+        payloads: Iterable[Payload],
+        call: Call,
+        device: torch.device,
+        *,
+        count: int,
     ) -> None:
-        if self.group.name() == "gloo":
+        if self._has_tags(device):
             execute(steps, payloads, call, count=count)
             return
         for payload in payloads:
@@ -199,8 +214,14 @@ def _program(
 
 
 def host_topology(group: dist.ProcessGroup) -> Topology:
-    """Ranks grouped by the name of their host."""
-    return topology_of(gather_text(group, gethostname(), device=group_device(group)))
+    """Ranks grouped by the name of their host.
+
+    All ranks ask together, and only once for a group: this is as long as there are ranks.
+    """
+    if group not in _topologies:
+        hosts = gather_text(group, gethostname(), device=group_device(group))
+        _topologies[group] = topology_of(hosts)
+    return _topologies[group]
 
 
 def _wire_format(
@@ -221,9 +242,9 @@ def _named_tiers(operation: Operation, collective: str, topology: Topology) -> t
     name, argument = parse_spec(collective)
     if operation != "all-reduce" or name != "blueconnect" or argument is None:
         return ()
-    tiers = tuple(argument.split("/"))
-    if tiers == AUTO:
-        return tiers
+    if argument == AUTO[0]:
+        return AUTO
+    tiers = parse_tiers(argument, len(topology.factors))
     known = {"native", *TIERS}
     if len(tiers) != len(topology.factors) or not set(tiers) <= known:
         raise RequestError(

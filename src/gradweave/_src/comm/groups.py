@@ -10,12 +10,18 @@ from collections import Counter
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from gradweave._src.comm.small_messages import group_device
 from gradweave._src.errors import RequestError
-from gradweave._src.torch_internals import group_timeout, is_listed, unlisted_gloo_group
+from gradweave._src.torch_internals import (
+    backend_for,
+    devices_carried,
+    group_timeout,
+    is_listed,
+    unlisted_gloo_group,
+)
 
 # Makes a group of some ranks of another; None on ranks that are not among them.
 MakeGroup = Callable[[list[int]], dist.ProcessGroup | None]
@@ -35,7 +41,7 @@ def world_group() -> dist.ProcessGroup:
 def same_ranks(group: dist.ProcessGroup, *, backend: str | None = None) -> dist.ProcessGroup:
     """Make another group of the same ranks; all of them do so together."""
     everyone = list(range(group.size()))
-    if (backend or group.name()) != "gloo":
+    if backend != "gloo" and not _is_gloo(group):
         return _listed(group, everyone, backend)
     had = _had.setdefault(group, Counter())
     had["same ranks"] += 1
@@ -66,12 +72,16 @@ def cloned_store(group: dist.ProcessGroup) -> Store | None:
         return None
 
 
+def _is_gloo(group: dist.ProcessGroup) -> bool:
+    return {backend_for(group, torch.device(kind)) for kind in devices_carried(group)} == {"gloo"}
+
+
 def _listed(group: dist.ProcessGroup, ranks: list[int], backend: str | None) -> dist.ProcessGroup:
     of_the_job = dist.get_process_group_ranks(group)
     made = dist.new_group(
         [of_the_job[rank] for rank in ranks],
-        timeout=group_timeout(group, group_device(group)),
-        backend=backend or dist.get_backend(group),
+        timeout=group_timeout(group),
+        backend=backend or dist.get_backend_config(group),
         use_local_synchronization=True,
     )
     assert isinstance(made, dist.ProcessGroup)
@@ -83,5 +93,5 @@ def _unlisted(group: dist.ProcessGroup, name: str, ranks: list[int]) -> dist.Pro
         PrefixStore(name, group.get_group_store()),
         rank=ranks.index(group.rank()),
         ranks=len(ranks),
-        timeout=group_timeout(group, group_device(group)),
+        timeout=group_timeout(group),
     )

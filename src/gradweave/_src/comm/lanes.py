@@ -1,20 +1,27 @@
 """Messages on their way over several threads, and what to say when they fail."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gradweave._src.comm.communicator import Communicator
-from gradweave._src.comm.worker import SENDING, CommunicationThread, Done
+from gradweave._src.comm.worker import CommunicationThread, Done, OnBegin
+from gradweave._src.device_order import Order, wait_for
 from gradweave._src.errors import CollectiveError
-from gradweave._src.torch_internals import named_range
+from gradweave._src.torch_internals import HOST
 from gradweave._src.vocabulary import Operation
 
 # While one thread adds, or begins a message, or ends one, the network carries the other's. Shares
 # of one message on both were slower: the threads then wait for the network at the same moments.
 LANES = 2
+
+
+def lanes_for(device: torch.device) -> int:
+    """One where an accelerator's streams add and send by themselves: messages of two groups would
+    have to share it, and backends warn of that.
+    """
+    return LANES if device == HOST else 1
 
 
 class Lanes:
@@ -36,23 +43,15 @@ class Lanes:
         message: torch.Tensor,
         *,
         collective: str,
-        on_end: Callable[[float], None] | None = None,
+        on_begin: OnBegin | None = None,
     ) -> Done:
         """What to wait for; once a message has failed, so do later ones of the same thread.
 
-        ``on_end`` is called with the moment at which the message began to travel.
+        ``on_begin`` is as CommunicationThread's.
         """
         thread = self._threads[self._turn]
         self._turn = (self._turn + 1) % len(self._threads)
-
-        def carry() -> None:
-            began_s = time.perf_counter()
-            with named_range(SENDING, operation, message.nbytes, collective):
-                thread.communicator.run(operation, message, collective=collective)
-            if on_end is not None:
-                on_end(began_s)
-
-        return thread.submit_task(carry, message)
+        return thread.submit(operation, message, collective=collective, on_begin=on_begin)
 
     def drain(self, within_s: float) -> None:
         """Until everything submitted is over or has failed, or so long for each thread."""
@@ -76,9 +75,11 @@ class Sent:
 
     done: Done
     where: str
+    order: Order  # what its arrival comes before
 
     def wait(self) -> None:
+        """On an accelerator the current stream waits, not this thread."""
         try:
-            self.done.wait()
+            wait_for(self.done, self.order)
         except Exception as error:
             raise CollectiveError(f"{self.where}: {error}") from error

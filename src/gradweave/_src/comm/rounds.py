@@ -4,7 +4,7 @@ NCCL matches messages between two ranks by their order alone, and a send and a r
 each other must be launched together. So all transfers of a round go out as one batch. On CUDA this
 only enqueues work on the current stream, and so do the additions: nothing here blocks the host.
 
-This path runs on gloo in our tests. On NCCL it has not been run: we have no GPU.
+This path runs on gloo and on a simulated accelerator in our tests (docs/accelerators.md).
 """
 
 from collections.abc import Iterable
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from gradweave._src.collectives.program import Kind, Program
 from gradweave._src.comm.channel import Call
 from gradweave._src.comm.execute import Payload
+from gradweave._src.device_order import Order, wait_for
 
 
 def execute_by_rounds(program: Program, payload: Payload, call: Call) -> None:
@@ -45,6 +46,6 @@ def _run_round(
             arrivals.append((place, message))
     if transfers:
         for work in dist.batch_isend_irecv(transfers):
-            work.wait()
+            wait_for(work, Order.LANE_AFTER_TRANSFERS)
     for place, message in arrivals:
         payload.arrived(place, message)

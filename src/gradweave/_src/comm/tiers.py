@@ -4,19 +4,19 @@ Each tier has a process group of its own. On the way in, a rank reduce-scatters 
 message within its group and goes on with the share it owns; on the way out it all-gathers back.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from gradweave._src.collectives import names
+from gradweave._src.clocks import clock_for, taken_s
+from gradweave._src.collectives import TIERS
 from gradweave._src.collectives.blueconnect import groups
 from gradweave._src.collectives.schedule import block_edges
 from gradweave._src.collectives.topology import Topology
 from gradweave._src.comm.groups import MakeGroup
-from gradweave._src.comm.small_messages import largest
+from gradweave._src.comm.small_messages import group_device, largest
 from gradweave._src.errors import RequestError
 from gradweave._src.vocabulary import Operation
 
@@ -75,22 +75,22 @@ def fastest_collectives(
     tiers: Sequence[Runner], message: torch.Tensor, world: dist.ProcessGroup
 ) -> tuple[str, ...]:
     """By measurement, each tier's own; all ranks of the world come to the same choice."""
-    candidates = ["native", *names("reduce-scatter")]
+    candidates = ["native", *TIERS]
     chosen = []
     for tier, part in zip(tiers, _parts(tiers, message), strict=True):
         trial = torch.zeros_like(part)
-        taken_s = [_best_s(tier, trial, name) for name in candidates]
-        slowest_s = largest(world, taken_s, device=message.device)
+        times_s = [_best_s(tier, trial, name) for name in candidates]
+        slowest_s = largest(world, times_s, device=group_device(world))
         chosen.append(min(zip(slowest_s, candidates, strict=True))[1])
     return tuple(chosen)
 
 
 def _best_s(tier: Runner, trial: torch.Tensor, name: str) -> float:
     """The first try also warms up; the fastest of several is least disturbed by others."""
-    taken_s = []
-    for _ in range(TUNING_REPEATS):
-        started_s = time.perf_counter()
+
+    def run() -> None:
         tier.run("reduce-scatter", trial, collective=name)
         tier.run("all-gather", trial, collective=name)
-        taken_s.append(time.perf_counter() - started_s)
-    return min(taken_s)
+
+    clock = clock_for(trial.device)
+    return min(taken_s(clock, run) for _ in range(TUNING_REPEATS))

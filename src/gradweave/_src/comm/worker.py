@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from math import inf
 from queue import SimpleQueue
 from threading import Thread, current_thread
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from gradweave._src.comm.communicator import Communicator
+from gradweave._src.device_order import Order, keep_for, wait_for_current
 from gradweave._src.errors import CollectiveError
 from gradweave._src.torch_internals import named_range
 from gradweave._src.vocabulary import Operation
@@ -18,6 +20,7 @@ POLLED_EVERY_S = 0.005
 SENDING = "gradweave: %s of %d bytes by %s"  # what profilers call it
 
 Done = torch.futures.Future[torch.Tensor]
+OnBegin = Callable[[], Callable[[], None]]  # what it returns is called at the end
 
 
 class Task(NamedTuple):
@@ -33,10 +36,12 @@ class CommunicationThread:
     The communicator needs a process group that nobody else uses. What takes long, waiting and
     adding, happens without the GIL; each step of a program takes it for a moment.
 
-    On an accelerator work is enqueued on a stream of its own that waits for what the caller's
-    stream has enqueued so far, and the future completes with that stream. A collective is enqueued
-    at once: the backend's work is asynchronous by itself. Other tasks may go through the host's
-    memory and block, and so run on the thread there, too. (Not run here: no accelerator.)
+    On an accelerator work is queued on a stream of its own that waits for what the caller's stream
+    has been asked for so far, and the future completes with that stream. A collective is launched
+    at once, by the thread that submits it: nothing waits there, and backends of accelerators want
+    all their groups' messages launched in an order that all ranks share, which is that of the
+    program (docs/runtime.md). Other tasks may go through the host's memory and block, and so run
+    on the thread there, too.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -49,28 +54,41 @@ class CommunicationThread:
         self._thread.start()
 
     def submit(
-        self, operation: Operation, message: torch.Tensor, *, collective: str, root: int = 0
+        self,
+        operation: Operation,
+        message: torch.Tensor,
+        *,
+        collective: str,
+        root: int = 0,
+        on_begin: OnBegin | None = None,
     ) -> Done:
-        """A future of the message itself; once a collective has failed, all later ones fail."""
+        """A future of the message itself; once a collective has failed, all later ones fail.
+
+        ``on_begin`` is called where and when the message begins to travel, and what it returns when
+        it is back; on an accelerator, each where a mark of its clock is at that moment.
+        """
 
         def run() -> None:
+            on_end = None if on_begin is None else on_begin()
             with named_range(SENDING, operation, message.nbytes, collective):
                 self.communicator.run(operation, message, collective=collective, root=root)
+            if on_end is not None:
+                on_end()
 
+        return self.submit_task(run, message, blocks=False)
+
+    def submit_task(
+        self, run: Callable[[], None], message: torch.Tensor, *, blocks: bool = True
+    ) -> Done:
+        """Anything else that communicates over the communicator's group and changes the message.
+
+        ``blocks``: it waits for something even on an accelerator, and so runs on the thread there.
+        """
         task = self._task(run, message)
-        if task.stream is None:
+        if blocks or task.stream is None:
             self._tasks.put(task)
         else:
             self._carry_out(task)
-        return task.done
-
-    def submit_task(self, run: Callable[[], None], message: torch.Tensor) -> Done:
-        """Anything else that communicates over the communicator's group and changes the message.
-
-        On the thread, wherever the message is: it may block.
-        """
-        task = self._task(run, message)
-        self._tasks.put(task)
         return task.done
 
     def _task(self, run: Callable[[], None], message: torch.Tensor) -> Task:
@@ -79,25 +97,37 @@ class CommunicationThread:
         done = future_on(message.device)
         if message.device.type == "cpu":
             return Task(run, message, done, stream=None)
-        stream = self._streams.setdefault(message.device, torch.Stream(device=message.device))
-        stream.wait_stream(torch.accelerator.current_stream(message.device))
-        message.record_stream(stream)
+        stream = self._streams.get(message.device)
+        if stream is None:
+            stream = self._streams[message.device] = torch.Stream(device=message.device)
+        wait_for_current(stream, Order.LANE_AFTER_WRITER)
+        keep_for(message, stream, Order.MESSAGE_KEPT)
         return Task(run, message, done, stream)
 
     def drain(self, within_s: float) -> None:
-        """Until everything submitted is over or has failed, or so long."""
+        """Wait until everything submitted is over or has failed, at most so long."""
         drained: Done = torch.futures.Future()
         self._tasks.put(Task(lambda: None, torch.empty(0), drained, stream=None))
         deadline_s = time.monotonic() + within_s
         while self._thread.is_alive() and not drained.done() and time.monotonic() < deadline_s:
             time.sleep(POLLED_EVERY_S)
+        self._wait_for_streams(deadline_s)
 
     def close(self, within_s: float | None = None) -> bool:
         """End when everything submitted is over; whether that was within so long."""
+        deadline_s = inf if within_s is None else time.monotonic() + within_s
         self._closed = True
         self._tasks.put(None)
         self._thread.join(within_s)
-        return not self._thread.is_alive()
+        return not self._thread.is_alive() and self._wait_for_streams(deadline_s)
+
+    def _wait_for_streams(self, deadline_s: float) -> bool:
+        """Until accelerators have done what they were asked for; whether that was in time."""
+        while not all(stream.query() for stream in self._streams.values()):
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(POLLED_EVERY_S)
+        return True
 
     def is_this_thread(self) -> bool:
         return current_thread() is self._thread

@@ -47,24 +47,41 @@ def _weighted_line(nbytes: FloatArray, seconds: FloatArray, weight: FloatArray) 
 
 
 class Cost(Protocol):
-    """What one message costs. Planners that need only this work on any network."""
+    """What one message costs, as ``Network.cost`` returns it: a line, a curve, or made of such.
 
-    def seconds(self, nbytes: FloatArray) -> FloatArray: ...
+    Planners that need only this work on any network.
+    """
+
+    def seconds(self, nbytes: FloatArray) -> FloatArray:
+        """Return what messages of so many bytes take."""
+        ...
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> "Line":
-        """The line that describes messages up to ``largest_bytes`` best, in the sense asked for."""
+        """Return the line that describes messages up to ``largest_bytes`` best, as asked for."""
         ...
 
     @property
     def known_to_bytes(self) -> float:
-        """Beyond this size the answer is an extrapolation."""
+        """The size beyond which the answer is an extrapolation."""
         ...
 
 
 class Line(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="line"
 ):
-    """A start-up, then time per byte: the papers' ``a + b M``."""
+    """A start-up, then time per byte: the papers' ``a + b M``.
+
+    Attributes:
+        startup_s: what a message costs however small it is.
+        s_per_byte: what each byte adds.
+
+    Raises:
+        RequestError: if a number is negative or not finite.
+
+    Examples:
+        >>> gradweave.Line(startup_s=0.001, s_per_byte=1e-8).seconds(100_000)
+        0.002
+    """
 
     startup_s: float
     s_per_byte: float
@@ -73,17 +90,21 @@ class Line(
         require_not_negative(self, "startup_s", "s_per_byte")
 
     def seconds(self, nbytes: FloatArray) -> FloatArray:
+        """Return what messages of so many bytes take."""
         return self.startup_s + self.s_per_byte * nbytes
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> "Line":
+        """Return the line itself."""
         del largest_bytes, fitted
         return self
 
     @property
     def known_to_bytes(self) -> float:
+        """The size beyond which the answer is an extrapolation: a line has none."""
         return np.inf
 
     def plus(self, other: "Line") -> "Line":
+        """Return the line of both costs together."""
         return Line(
             startup_s=self.startup_s + other.startup_s,
             s_per_byte=self.s_per_byte + other.s_per_byte,
@@ -92,7 +113,7 @@ class Line(
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """One cost after the other."""
+    """What several costs take, one after the other."""
 
     parts: tuple[Cost, ...]
 
@@ -156,7 +177,7 @@ class Cheapest:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """So many times another cost."""
+    """A cost that is so many times another."""
 
     factor: float
     cost: Cost
@@ -185,6 +206,18 @@ class Curve(
 
     Below the first point a message costs what the first point costs. Beyond the last point the
     curve goes on with the slope of its last octave: two neighbouring points are too noisy for it.
+
+    Attributes:
+        nbytes: the sizes, at least two, increasing.
+        measured_s: what a message of each size took.
+
+    Raises:
+        ValueError: if sizes do not increase, or a time is not positive.
+
+    Examples:
+        >>> curve = gradweave.Curve(nbytes=(1024, 2048), measured_s=(0.001, 0.0015))
+        >>> float(curve.seconds(1536))
+        0.00125
     """
 
     nbytes: tuple[int, ...]
@@ -215,6 +248,7 @@ class Curve(
 
     @property
     def last_slope(self) -> float:
+        """The slope of the last octave, in seconds per byte."""
         before = max(i for i, size in enumerate(self.nbytes[:-1]) if i == 0 or self._octave(size))
         rise_s = self.measured_s[-1] - self.measured_s[before]
         return rise_s / (self.nbytes[-1] - self.nbytes[before])
@@ -223,16 +257,18 @@ class Curve(
         return 2 * size <= self.nbytes[-1]
 
     def seconds(self, nbytes: FloatArray) -> FloatArray:
+        """Return what messages of so many bytes take."""
         within = np.interp(nbytes, self.nbytes, self.measured_s)
         return within + self.last_slope * np.maximum(nbytes - self.nbytes[-1], 0.0)
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
-        """Through the measured points, however large a message is asked for."""
+        """Return the line through the measured points, however large a message is asked for."""
         del largest_bytes
         return fitted(np.array(self.nbytes, dtype=np.float64), np.array(self.measured_s))
 
     @property
     def known_to_bytes(self) -> float:
+        """The size of the last point, beyond which the answer is an extrapolation."""
         return self.nbytes[-1]
 
 

@@ -11,7 +11,19 @@ from gradweave._src.vocabulary import Topology
 
 
 class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A message of M bytes takes ``latency_s + s_per_byte * M`` (the papers' alpha and beta)."""
+    """What a link costs: a message of M bytes takes ``latency_s + s_per_byte * M``.
+
+    Attributes:
+        latency_s: the papers' alpha.
+        s_per_byte: the papers' beta.
+        sum_s_per_byte: the papers' gamma, to add a received byte to one's own.
+
+    Raises:
+        RequestError: if a number is negative or not finite.
+
+    Examples:
+        >>> link = gradweave.Link(latency_s=100e-6, s_per_byte=8e-9)
+    """
 
     latency_s: float
     s_per_byte: float
@@ -27,10 +39,22 @@ GIGABIT_ETHERNET = Link(latency_s=100e-6, s_per_byte=8e-9)
 
 
 class Level(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One tier of the network: how many members a group has, and the link each of them has.
+    """One tier of a network: how many members a group has, and the link each of them has.
 
     A member of the innermost tier is a worker; of the next tier a whole group of workers, which
     share its link.
+
+    Attributes:
+        members: how many there are; None at the outermost tier, where all others are.
+        link: the link of each member.
+
+    Raises:
+        RequestError: if ``members`` is not positive.
+
+    Examples:
+        >>> link = gradweave.Link(latency_s=100e-6, s_per_byte=8e-9)
+        >>> gradweave.Level(members=8, link=link).members
+        8
     """
 
     members: int | None  # None at the outermost tier: as many as there are
@@ -42,7 +66,27 @@ class Level(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tiers of a network, innermost first."""
+    """The tiers of a network, innermost first, from which the papers' formulas price messages.
+
+    Attributes:
+        levels: the tiers; the last one alone has no number of members.
+        topology: how they are arranged.
+
+    Raises:
+        ValueError: if there is no tier, or a number of members is where none may be.
+
+    Examples:
+        >>> inside = gradweave.Link(latency_s=10e-6, s_per_byte=1e-10)
+        >>> outside = gradweave.Link(latency_s=100e-6, s_per_byte=8e-9)
+        >>> links = gradweave.Links(
+        ...     levels=(
+        ...         gradweave.Level(members=8, link=inside),
+        ...         gradweave.Level(members=None, link=outside),
+        ...     )
+        ... )
+        >>> links.factors(32)
+        (8, 4)
+    """
 
     levels: tuple[Level, ...]
     topology: Topology = "fat-tree"
@@ -55,7 +99,7 @@ class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("members must be null at the outermost level and only there")
 
     def slowest(self, workers: int) -> Link:
-        """One link as bad as any between these workers: what to expect when blind to the tiers."""
+        """Return a link as bad as any between these workers, for whoever is blind to the tiers."""
         reached = accumulate((level.members or workers for level in self.levels), mul, initial=1)
         links = [
             level.link
@@ -68,8 +112,19 @@ class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             sum_s_per_byte=max(link.sum_s_per_byte for link in links),
         )
 
+    @property
+    def smallest_whole(self) -> int:
+        """How many workers fill all tiers but the outermost: any multiple of it fills them too."""
+        return prod(level.members or 1 for level in self.levels)
+
+    @property
+    def sizes_text(self) -> str:
+        """``4, 10 and any number of members``."""
+        inner = ", ".join(str(level.members) for level in self.levels[:-1])
+        return f"{inner} and any number of members" if inner else "any number of members"
+
     def factors(self, workers: int) -> tuple[int, ...] | None:
-        """Group sizes, innermost first, whose product is ``workers``; None where none fit."""
+        """Return group sizes, innermost first, whose product is ``workers``; None if none fit."""
         sizes: list[int] = []
         for level in self.levels:
             remaining = workers // prod(sizes)

@@ -31,10 +31,25 @@ _JOINED_WITHIN_S = 5.0
 
 
 class Cluster:
-    """Real processes on a real, shaped network, all on this machine and without root.
+    """A cluster of real processes on a real, shaped network, all on this machine and without root.
 
-    Whatever ends the block, or this process, ends the cluster and everything in it.
-    On loopback the ranks run as ordinary processes: nothing is shaped, and no link can be cut.
+    It is there for the length of a ``with`` block: whatever ends the block, or this process, ends
+    the cluster and everything in it.
+
+    Args:
+        spec: what it consists of.
+        loopback: run the ranks as ordinary processes; nothing is shaped and no link can be cut.
+
+    Raises:
+        LabError: when the block begins, if the cluster cannot be built (user namespaces may be
+            forbidden; the error says what to do), and by every method outside of the block.
+
+    Examples:
+        >>> spec = gradweave.lab.ClusterSpec(nodes=2)
+        >>> with gradweave.lab.Cluster(spec, loopback=True) as cluster:
+        ...     result = cluster.start(["sh", "-c", "echo rank $RANK"]).wait(60)
+        >>> [exit.last_lines for exit in result.exits]
+        [('rank 0',), ('rank 1',)]
     """
 
     def __init__(self, spec: ClusterSpec, *, loopback: bool = False) -> None:
@@ -156,13 +171,13 @@ class Cluster:
         self._ask(messages.SetRate(self._checked(node), checked_rate(rate)))
 
     def rates(self, node: int) -> Rates:
-        """What the kernel holds the node's link to."""
+        """Return the rates to which the kernel holds the node's link."""
         rates = self._ask(messages.ReadRates(self._checked(node))).rates
         assert rates is not None
         return rates
 
     def sent_bytes(self) -> SentBytes:
-        """What has passed each uplink since the cluster was built, by the kernel's counters."""
+        """Return what has passed each uplink since the cluster was built."""
         sent = self._ask(messages.ReadSent()).sent
         assert sent is not None
         return sent
@@ -179,7 +194,7 @@ class Cluster:
     def _environments(
         self, job: int, base: Mapping[str, str], *, once_per_node: bool
     ) -> dict[int, dict[str, str]]:
-        """By the ranks as which the command is started."""
+        """Return environments by the ranks as which the command is started."""
         if once_per_node:
             agents = (self.spec.ranks_of(node)[0] for node in range(self.spec.nodes))
             return dict.fromkeys(agents, agent_environment(base))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
 
+from gradweave._src.checks import why_missing
 from gradweave._src.errors import LabError
 from gradweave._src.lab import messages
 from gradweave._src.lab.messages import Answer, Request
@@ -35,6 +36,8 @@ class Control:
     """A fabric that lives until ``close``, or until this process ends."""
 
     def __init__(self, *, loopback: bool) -> None:
+        if why := why_missing("pyroute2", what="the lab", extra="lab"):
+            raise LabError(why)
         self._lock = Lock()  # a job's thread asks too
         self._closed = False
         self._asked = 0

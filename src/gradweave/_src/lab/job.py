@@ -21,7 +21,11 @@ _LOST = -int(signal.SIGKILL)  # when a fabric ends, the kernel kills its ranks
 
 
 class RankExit(Struct, frozen=True):
-    """How one rank ended."""
+    """How one rank of a job ended; ``JobResult.exits`` has one for each.
+
+    ``status`` is the exit status, or minus the number of the signal that ended the rank.
+    ``last_lines`` are the last twenty that it wrote.
+    """
 
     rank: int
     node: int
@@ -30,7 +34,7 @@ class RankExit(Struct, frozen=True):
 
     @property
     def exit_code(self) -> int:
-        """As a shell would give it."""
+        """The exit code that a shell would give: 128 and the signal where one ended the rank."""
         return self.status if self.status >= 0 else 128 - self.status
 
     def __str__(self) -> str:
@@ -42,16 +46,22 @@ class RankExit(Struct, frozen=True):
 
 
 class JobResult(Struct, frozen=True):
+    """How a job ended: the exit of each rank, and the first failure in the order of time."""
+
     exits: tuple[RankExit, ...]  # by rank
     first_failure: RankExit | None  # in time
 
     @property
     def exit_code(self) -> int:
+        """The exit code of the first rank that failed, or 0."""
         return self.first_failure.exit_code if self.first_failure else 0
 
 
 class Job:
-    """A command that runs; a thread takes in what the ranks write, and calls ``on_line``."""
+    """A command that runs on the ranks of a cluster; ``Cluster.start`` returns one.
+
+    A thread takes in what the ranks write, and calls ``on_line`` for each line.
+    """
 
     def __init__(
         self,
@@ -72,7 +82,11 @@ class Job:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> JobResult:
-        """Until every rank has ended; a LabError if that takes longer than ``timeout_s``."""
+        """Wait until every rank has ended, and say how each of them did.
+
+        Raises:
+            LabError: if that takes longer than ``timeout_s``.
+        """
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             running = sorted({pipes.rank for pipes in self._pipes} - {e.rank for e in self._exits})
@@ -85,7 +99,7 @@ class Job:
         )
 
     def join(self, timeout_s: float) -> None:
-        """Until its thread has ended, whatever came of it."""
+        """Wait until the job's thread has ended, whatever has come of the ranks."""
         self._thread.join(timeout_s)
 
     def stop(self, *, grace_s: float = GRACE_S) -> None:

@@ -10,6 +10,8 @@ _READ_BYTES = 2**20
 
 
 class OutputLine(Struct, frozen=True):
+    """A line that a rank has written, as ``on_line`` of ``Cluster.start`` is given it."""
+
     rank: int
     text: str
     is_error: bool  # whether it was written to stderr

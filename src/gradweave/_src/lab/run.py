@@ -16,9 +16,26 @@ INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
 
 
 def run_command(spec: ClusterSpec, command: Sequence[str], *, loopback: bool = False) -> int:
-    """The exit code of the first rank that failed, or 0; what ranks write is marked with theirs.
+    """Run a command on every rank of a cluster of its own, and return its exit code.
 
-    torchrun is started once on each node instead, and what its agents write is marked with theirs.
+    That is the exit code of the first rank that failed, or 0, or 130 after an interrupt. What ranks
+    write goes to the streams of this process, marked with the rank. torchrun is started once on
+    each node instead, and what its agents write is marked with the node. `gradweave lab` does just
+    this.
+
+    Args:
+        spec: the cluster to build.
+        command: the program and its arguments.
+        loopback: run the ranks as ordinary processes, without any shaping.
+
+    Raises:
+        LabError: if the cluster cannot be built, such as where user namespaces are forbidden.
+        RequestError: if there is no such program.
+
+    Examples:
+        >>> spec = gradweave.lab.ClusterSpec(nodes=2)
+        >>> gradweave.lab.run_command(spec, ["true"], loopback=True)
+        0
     """
     if loopback:
         sys.stderr.write("gradweave lab: on loopback: no links, nothing is shaped\n")

@@ -19,7 +19,28 @@ FIRST_PORT = 29500  # torchrun's
 
 
 class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nodes of equal size behind links of equal rate; every rate holds in both directions."""
+    """What an emulated cluster consists of: nodes of equal size behind links of equal rate.
+
+    Every rate holds in both directions. Rates and durations are texts with a unit.
+
+    Attributes:
+        nodes: how many there are, at most 254.
+        ranks_per_node: how many ranks each of them has, at most 254.
+        rate: of the link of a node, such as "1gbit"; None is as fast as the kernel.
+        local_rate: of the link of a rank inside of its node.
+        racks: how many racks share the nodes evenly.
+        uplink_rate: of the link of a rack to the core; it needs at least two racks.
+        delay: from node to node, one way, such as "0.2ms".
+        second_rate: of a second interface of each rank, on a network of its own; None: it has none.
+
+    Raises:
+        RequestError: if a number or a rate is out of range, or racks do not share nodes evenly.
+
+    Examples:
+        >>> spec = gradweave.lab.ClusterSpec(nodes=4, rate="1gbit", delay="0.2ms")
+        >>> spec.world_size, spec.address_of(3)
+        (4, '10.77.3.1')
+    """
 
     nodes: int
     ranks_per_node: int = 1
@@ -49,26 +70,32 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def world_size(self) -> int:
+        """How many ranks there are."""
         return self.nodes * self.ranks_per_node
 
     @property
     def delay_s(self) -> float:
+        """The delay from node to node in seconds, one way."""
         return parse_duration(self.delay) if self.delay else 0.0
 
     def node_of(self, rank: int) -> int:
+        """Return the node of a rank."""
         return rank // self.ranks_per_node
 
     def rack_of(self, node: int) -> int:
+        """Return the rack of a node."""
         return node // (self.nodes // self.racks)
 
     def address_of(self, rank: int) -> str:
+        """Return the address of a rank."""
         return f"10.77.{self.node_of(rank)}.{rank % self.ranks_per_node + 1}"
 
     def second_address_of(self, rank: int) -> str:
-        """On a network of its own, as a management network beside a fast one."""
+        """Return its address on a second network, as a management network beside a fast one."""
         return self.address_of(rank).replace("10.77.", "10.78.", 1)
 
     def ranks_of(self, node: int) -> range:
+        """Return the ranks of a node; RequestError where there is no such node."""
         if not 0 <= node < self.nodes:
             raise RequestError(f"node must be between 0 and {self.nodes - 1}, got {node}")
         return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from gradweave._src.comm.small_messages import group_device
+from gradweave._src.comm.small_messages import for_texts
 
 ROUND_TRIPS = 8
 
@@ -19,12 +19,13 @@ def clock_offset_s(
     Rank 0 answers each rank with its time; the answer of the fastest round trip is taken to have
     been given in the middle of it.
     """
+    group = for_texts(group)  # where whoever waits for a message waits until it is there
     if group.rank() != 0:
         best = min(_asked(group, now_s) for _ in range(ROUND_TRIPS))
         return best[1]
     for rank in range(1, group.size()):
         for _ in range(ROUND_TRIPS):
-            message = torch.zeros(1, dtype=torch.float64, device=group_device(group))
+            message = torch.zeros(1, dtype=torch.float64)
             group.recv([message], rank, 0).wait()
             message.fill_(now_s())
             group.send([message], rank, 0).wait()
@@ -33,7 +34,7 @@ def clock_offset_s(
 
 def _asked(group: dist.ProcessGroup, now_s: Callable[[], float]) -> tuple[float, float]:
     """How long the round trip took, and the offset by it."""
-    message = torch.zeros(1, dtype=torch.float64, device=group_device(group))
+    message = torch.zeros(1, dtype=torch.float64)
     sent_s = now_s()
     group.send([message], 0, 0).wait()
     group.recv([message], 0, 0).wait()

@@ -17,22 +17,22 @@ from torch.nn.modules.module import (
 )
 from torch.utils.hooks import unserializable_hook
 
+from gradweave._src.clocks import Clock, clock_for, have_passed
 from gradweave._src.comm.small_messages import gather_long_text, group_device
 from gradweave._src.errors import RequestError
-from gradweave._src.measure.clocks import Clock, clock_for
 from gradweave._src.torch_internals import all_requiring_grad, remove_gradient_hook
 from gradweave._src.trace import Tensor, Trace
 
 
 class Spread(NamedTuple):
-    """Between these lies what half of the iterations took; a quarter took less, a quarter more."""
+    """The times between which half of the iterations lie; a quarter took less, a quarter more."""
 
     low_s: float
     high_s: float
 
 
 class Recording(Struct, frozen=True, kw_only=True):
-    """A trace, and what was not the same in every iteration.
+    """What ``record_trace`` returns: a trace, and what was not the same in every iteration.
 
     ``forward`` and ``backward`` say how far this rank's iterations lie apart.
     """
@@ -56,31 +56,56 @@ def record_trace(
     group: dist.ProcessGroup | None = None,
     clock: Clock | None = None,
 ) -> Recording:
-    """Run ``step``, which calls the model and backward, and note when what happens.
+    """Run ``step``, which calls the model and backward, and note when each gradient is ready.
 
-    Medians over the iterations after the warm-up; with a ``group``, the slowest rank's. A gradient
-    is ready when backward has accumulated it for the last time. A tensor's share of forward begins
-    when the module that owns it is called, and ends when the next tensor's begins. What follows the
-    model's forward, such as the loss, counts as the beginning of backward.
+    Times are medians over the iterations after the warm-up; with a ``group`` those of the slowest
+    rank. A gradient is ready when backward has accumulated it for the last time. A tensor's share
+    of forward begins when the module that owns it is called, and ends when the next tensor's
+    begins. What follows the model's forward, such as the loss, counts as the beginning of backward.
+
+    Args:
+        model: the model that ``step`` calls.
+        step: runs forward and backward once.
+        name: what the trace is to be called.
+        batch_size: how many samples a step has, for samples per second.
+        warmup: how many iterations are not counted.
+        iterations: how many are.
+        group: the ranks that record together, each of which calls this.
+        clock: what tells the time (default: the clock of the model's device).
+
+    Raises:
+        RequestError: if no parameter requires a gradient, or ``step`` does not call the model or
+            gives no parameter its gradient.
+
+    Examples:
+        >>> def step():
+        ...     model(batch).sum().backward()
+        >>> recording = gradweave.record_trace(model, step, name="mine", batch_size=len(batch))
+        >>> len(recording.trace.tensors)
+        4
     """
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise RequestError("the model has no parameters that require a gradient")
-    observed = []
+    seen = []
     with observing(model, parameters, clock) as observer:
         for number in range(warmup + iterations):
             observer.begin()
             step()
             if number >= warmup:
-                observed.append(_seen(observer))
+                seen.append(_seen(observer))
+    observed = []
+    for marks in seen:
+        marks.wait()
+        observed.append(marks.iteration())
     return _recording(observed, parameters, name=name, batch_size=batch_size, group=group)
 
 
-def _seen(observer: "Observer") -> "Iteration":
-    iteration = observer.iteration()
-    if iteration is None:
+def _seen(observer: "Observer") -> "Marks":
+    marks = observer.marks()
+    if marks is None:
         raise RequestError("step() did not call the model; it must run forward and backward")
-    return iteration
+    return marks
 
 
 class Iteration(Struct, frozen=True, kw_only=True):
@@ -89,6 +114,43 @@ class Iteration(Struct, frozen=True, kw_only=True):
     forward_s: float
     needed_s: dict[str, float]
     ready_s: dict[str, float]  # in the order in which they came
+
+
+class Marks(NamedTuple):
+    """One iteration as it was marked: what lies between is asked for when all have passed."""
+
+    clock: Clock
+    parameters: Iterable[str]
+    began: object
+    ended: object
+    called: dict[str, object]
+    ready: dict[str, object]  # in the order in which gradients came
+
+    def have_passed(self) -> bool:
+        """Whether ``iteration`` can be asked for; nothing is waited for."""
+        return have_passed(self.clock, self._last)
+
+    def wait(self) -> None:
+        for mark in self._last:
+            self.clock.wait_until(mark)
+
+    @property
+    def _last(self) -> list[object]:
+        """Streams go on in order, and a model mostly has one; gradients may come on others."""
+        return [self.began, self.ended, *self.called.values(), *self.ready.values()]
+
+    def iteration(self) -> Iteration:
+        seconds, began = self.clock.seconds, self.began
+        return Iteration(
+            forward_s=seconds(began, self.ended),
+            needed_s={
+                name: seconds(began, self.called.get(_owner(name, self.called), began))
+                for name in self.parameters
+            },
+            ready_s={
+                name: max(0.0, seconds(self.ended, mark)) for name, mark in self.ready.items()
+            },
+        )
 
 
 class Observer:
@@ -129,23 +191,12 @@ class Observer:
         if len(self._ready) == len(self._parameters):
             self._on_last()
 
-    def iteration(self) -> Iteration | None:
+    def marks(self) -> Marks | None:
         """What was seen since ``begin``; None where the model was not called."""
         if self._began is None or self._ended is None:
             return None
-        began, ended = self._began, self._ended
-        return Iteration(
-            forward_s=self._clock.seconds(began, ended),
-            needed_s={
-                name: self._clock.seconds(
-                    began, self._called.get(_owner(name, self._called), began)
-                )
-                for name in self._parameters
-            },
-            ready_s={
-                name: max(0.0, self._clock.seconds(ended, mark))
-                for name, mark in self._ready.items()
-            },
+        return Marks(
+            self._clock, self._parameters, self._began, self._ended, self._called, self._ready
         )
 
 
@@ -225,7 +276,7 @@ def rank_times(observed: list[Iteration], parameters: Iterable[str]) -> RankTime
 
 
 def slowest_rank(ranks: list[RankTimes]) -> RankTimes:
-    """For each moment, that of the rank where it came last."""
+    """Return each moment as it was on the rank where it came last."""
     first = ranks[0]
     return RankTimes(
         forward_s=max(rank.forward_s for rank in ranks),

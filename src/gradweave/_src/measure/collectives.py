@@ -3,16 +3,16 @@
 What each number means is in docs/measuring.md.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
 import torch
 
+from gradweave._src.clocks import clock_for, taken_s
 from gradweave._src.collectives.schedule import block_edges
 from gradweave._src.comm import Communicator
-from gradweave._src.comm.small_messages import largest
+from gradweave._src.comm.small_messages import for_texts, largest, payload_device
 from gradweave._src.measure.timings import Timing
 from gradweave._src.vocabulary import Operation
 
@@ -30,26 +30,27 @@ def time_collectives(
     repeats: int,
 ) -> Iterator[Timing]:
     """Every algorithm on the same message, taking turns; the same on every rank."""
-    message = torch.zeros(nbytes // 4, dtype=torch.float32)
+    device = payload_device(communicator.group)
+    message = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
     correct = {name: _is_correct(communicator, operation, name, message) for name in algorithms}
     calls = {name: _calls_per_burst(communicator, operation, name, message) for name in algorithms}
-    taken_s: dict[str, list[float]] = {name: [] for name in algorithms}
+    times_s: dict[str, list[float]] = {name: [] for name in algorithms}
     for _, name in product(range(repeats), algorithms):
         burst_s = _burst_s(communicator, operation, name, message, calls[name])
-        taken_s[name].append(burst_s / calls[name])
+        times_s[name].append(burst_s / calls[name])
     for name in algorithms:  # again, after many calls in a row
         correct[name] &= _is_correct(communicator, operation, name, message)
     ranks = communicator.group.size()
     for name in algorithms:
-        median_s = float(np.median(taken_s[name]))
+        median_s = float(np.median(times_s[name]))
         yield Timing(
             op=operation,
             algorithm=name,
             ranks=ranks,
             bytes=nbytes,
             median_s=median_s,
-            p10_s=float(np.quantile(taken_s[name], 0.1)),
-            p90_s=float(np.quantile(taken_s[name], 0.9)),
+            p10_s=float(np.quantile(times_s[name], 0.1)),
+            p90_s=float(np.quantile(times_s[name], 0.9)),
             repeats=repeats,
             algbw_bytes_per_s=nbytes / median_s,
             busbw_bytes_per_s=nbytes / median_s * bus_factor(operation, ranks),
@@ -71,11 +72,13 @@ def bus_factor(operation: Operation, ranks: int) -> float:
 def _burst_s(
     communicator: Communicator, operation: Operation, name: str, message: torch.Tensor, calls: int
 ) -> float:
-    communicator.group.barrier().wait()
-    started_s = time.perf_counter()
-    for _ in range(calls):
-        communicator.run(operation, message, collective=name)
-    return _slowest(communicator, time.perf_counter() - started_s)
+    for_texts(communicator.group).barrier().wait()
+
+    def burst() -> None:
+        for _ in range(calls):
+            communicator.run(operation, message, collective=name)
+
+    return _slowest(communicator, taken_s(clock_for(message.device), burst))
 
 
 def _calls_per_burst(
@@ -99,6 +102,7 @@ def _is_correct(
     counting = torch.arange(message.numel(), dtype=torch.float32) % 7
     message.copy_(counting + rank)
     communicator.run(operation, message, collective=name)
+    sent, message = message, message.cpu()
     total = counting * ranks + ranks * (ranks - 1) // 2
     edges = block_edges(message.numel(), ranks).tolist()
     own = slice(edges[rank], edges[rank + 1])
@@ -114,5 +118,5 @@ def _is_correct(
         case "all-gather":
             owners = torch.repeat_interleave(torch.arange(ranks), torch.tensor(edges).diff())
             right = torch.equal(message, counting + owners)
-    message.zero_()
+    sent.zero_()
     return _slowest(communicator, float(not right)) == 0.0

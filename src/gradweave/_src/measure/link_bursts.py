@@ -8,8 +8,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gradweave._src.comm.own_group import OwnGroup
-from gradweave._src.comm.small_messages import gather_long_text, group_device, largest
+from gradweave._src.comm.small_messages import for_texts, gather_long_text, group_device, largest
 from gradweave._src.session.link_times import Transfer, s_per_byte
 from gradweave._src.session.slow_ranks import LEAST_LINKS, PARTS
 from gradweave._src.vocabulary import MIB
@@ -38,24 +37,19 @@ def link_transfers(
     Call it on every rank, with the host of each, while nothing else is sent. One rank of each host
     takes part. All of them send and receive at once, each to one peer and from another, so that a
     burst has two links for itself; peers change from burst to burst. It takes two thirds of a
-    second for four hosts. Where the group's backend is not gloo, messages travel by gloo all the
-    same, over TCP. (Not run here with other backends.)
+    second for four hosts. Where the group sends an accelerator's tensors only, messages travel by
+    gloo all the same, over TCP.
     """
     firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
     if len(firsts) < LEAST_LINKS:
         return []
-    if group.name() == "gloo":
-        own = _received(_Bursts(group, firsts, now_s))
-    else:
-        over_tcp = OwnGroup(group, None, backend="gloo")
-        own = _received(_Bursts(over_tcp.group, firsts, now_s))
-        over_tcp.close()
+    own = _received(_Bursts(for_texts(group), firsts, now_s))
     texts = gather_long_text(group, msgspec.json.encode(own).decode(), device=group_device(group))
     return [one for text in texts for one in msgspec.json.decode(text, type=list[Transfer])]
 
 
 def _received(bursts: "_Bursts") -> list[Transfer]:
-    """Of all bursts; peers take turns, so that a drift is everybody's."""
+    """Return what was received of all bursts; peers take turns, so that drift is everybody's."""
     nbytes = bursts.fitting_bytes()
     return [
         transfer

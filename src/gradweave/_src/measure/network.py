@@ -9,19 +9,27 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, product
-from math import prod, sqrt
+from math import sqrt
 from statistics import median
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from gradweave._src.clocks import clock_for, taken_s
 from gradweave._src.comm import Communicator
 from gradweave._src.comm.lanes import Lanes
-from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.comm.small_messages import (
+    for_texts,
+    group_device,
+    largest,
+    payload_device,
+)
 from gradweave._src.costs import Curve, Level, Link, Links
+from gradweave._src.device_order import own_stream
 from gradweave._src.errors import RequestError
 from gradweave._src.measure.load import computing
+from gradweave._src.measure.sampled_pairs import TierSample, sampled_pairs, typical
 from gradweave._src.network import CollectiveCost, Network
 from gradweave._src.planning import OPERATIONS
 from gradweave._src.travel import parse_travel
@@ -43,6 +51,7 @@ FINEST_FACTOR = 2.1
 STREAM_S = 0.1
 MOST_MESSAGES = 16
 MOST_STREAM_BYTES = 64 * MIB
+LEAST_SHARE = 0.5
 # Messages are handed over four times as fast as they are done, unless that is too fast to tell.
 PAUSE_SHARE = 0.25
 SHORTEST_PAUSE_S = 1e-4
@@ -73,16 +82,33 @@ def calibrate(
     beside: Surroundings | None = None,
     communicator: Communicator | None = None,
     other_lanes: Sequence[Communicator] = (),
+    device: torch.device | None = None,
     keeps_slow: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
-    """Time operations by algorithms, and transfers between two ranks.
+    """Measure what messages cost in a process group: operations by algorithms, and links.
 
-    Call it on every rank, with nothing else on the group; all return the same. By default samples
-    are taken both idle and beside matrix products. Reduce-scatters and all-gathers take turns on
-    the group and ``other_lanes``; give one less than ShardedDataParallel has threads, so that their
-    curves are true for it. Algorithms that are hopelessly slow are left out unless ``keeps_slow``.
-    ``advance`` is called when a size is done.
+    Call it on every rank, with nothing else on the group; all return the same. `gradweave
+    calibrate` does this on an emulated cluster or under torchrun. By default samples are taken both
+    idle and beside matrix products.
+
+    Args:
+        group: whose messages are timed.
+        name: what the network is to be called.
+        ways: the operations and collectives to time (default: the backend's own all-reduce).
+        largest_bytes: up to which size.
+        repeats: how many samples are taken of each size.
+        beside: what ranks do meanwhile, by name.
+        communicator: what runs the collectives (default: a new one on ``group``).
+        other_lanes: reduce-scatters and all-gathers take turns on the group and these; give one
+            less than ShardedDataParallel has threads, so that their curves are true for it.
+        device: where messages are (default: what the group sends from). On an accelerator they
+            are queued on a stream of their own, and only that is waited for.
+        keeps_slow: whether algorithms stay that are hopelessly slow.
+        advance: is called when a size is done.
+
+    Raises:
+        RequestError: if the group has one rank, or the largest size is too small.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
@@ -91,24 +117,31 @@ def calibrate(
             f"calibrate up to at least {SMALLEST_BYTES * SIZE_FACTOR} bytes, got {largest_bytes}"
         )
     communicator = communicator or Communicator(group)
+    device = payload_device(group) if device is None else device
     if beside is None:
-        beside = {"nothing": nullcontext, "compute": partial(computing, group_device(group))}
+        beside = {"nothing": nullcontext, "compute": partial(computing, device)}
     is_sharded = any(way.operation in OPERATIONS["both"] for way in ways)
-    with closing(Lanes([communicator, *other_lanes] if is_sharded else ())) as lanes:
+    with (
+        own_stream(device),
+        closing(Lanes([communicator, *other_lanes] if is_sharded else ())) as lanes,
+    ):
         survey = _Survey(
             communicator,
             lanes,
             list(ways),
             repeats=repeats,
             beside=beside,
+            device=device,
             keeps_slow=keeps_slow,
         )
         _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
-    links = _measure_links(communicator)
+        links, samples = _measure_links(communicator, device)
+    sure = "; ".join(sample.text() for sample in samples)
     advance()
     return Network(
         name=name,
-        source=f"measured on {group.size()} ranks, {group.name()}, torch {torch.__version__}",
+        source=f"measured on {group.size()} ranks, {group.name()}, torch {torch.__version__}; "
+        f"links between two, from the innermost tier on: {sure}",
         costs=tuple(survey.costs()),
         links=links,
     )
@@ -116,11 +149,44 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One message by itself, and its share of a stream of them."""
+    """One message by itself, and each one's share of a stream of so many."""
 
     alone_s: float
-    gap_s: float
-    noise: float  # how far the middle half of the measured gaps reaches from the median, as a share
+    share_s: float
+    messages: int
+    noise: float  # how far the middle half of the shares reaches from the median, as a share
+
+    @property
+    def latency_s(self) -> float:
+        """What only the first message of a stream takes: by how much it outlasts a further one."""
+        further_s = (self.messages * self.share_s - self.alone_s) / (self.messages - 1)
+        return max(0.0, self.alone_s - further_s)
+
+    def gap_s(self, latency_s: float) -> float:
+        """What a further message takes, where the first one takes so much more.
+
+        Noise must not make messages seem free: it is at least half of an equal share.
+        """
+        further_s = self.share_s - latency_s / self.messages
+        return min(self.alone_s, max(further_s, LEAST_SHARE * self.share_s))
+
+
+def sample_of(once_s: Sequence[float], stream_s: Sequence[float], messages: int) -> Sample:
+    """From times of one message, and of streams of so many, in turn."""
+    shares_s = [all_s / messages for all_s in stream_s]
+    low_s, share_s, high_s = np.quantile(shares_s, [0.25, 0.5, 0.75]).tolist()
+    return Sample(median(once_s), share_s, messages, noise=(high_s - low_s) / share_s)
+
+
+def gaps_of(samples: Sequence[Sample]) -> tuple[list[float], float]:
+    """What a message of each size keeps the next one waiting, and the latency of all of them.
+
+    A stream takes a gap for each of its messages, and the latency once: shared equally, that would
+    make each seem dearer, by a third in a stream of three. Of one size a latency is the difference
+    of two times, and as noisy as both, so it is the median over the sizes.
+    """
+    latency_s = median(sample.latency_s for sample in samples)
+    return [sample.gap_s(latency_s) for sample in samples], latency_s
 
 
 @dataclass(slots=True)
@@ -132,6 +198,7 @@ class _Survey:
     ways: list[Way]
     repeats: int
     beside: Surroundings
+    device: torch.device
     keeps_slow: bool
     samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
     hopeless: set[Way] = field(default_factory=set)
@@ -141,7 +208,7 @@ class _Survey:
         streams = {}
         for way in self.ways:
             if way not in self.hopeless:
-                streams[way] = _Stream(self.communicator, self.lanes, way, nbytes)
+                streams[way] = _Stream(self.communicator, self.lanes, way, nbytes, self.device)
         kinds = list(product(streams, beside))
         taken: dict[tuple[Way, Beside], list[list[float]]] = {kind: [] for kind in kinds}
         for repeat in range(self.repeats):
@@ -159,10 +226,7 @@ class _Survey:
         slowest = largest(
             self.communicator.group, own, device=group_device(self.communicator.group)
         )
-        alone_s = median(slowest[0::2])
-        gaps_s = [all_s / messages for all_s in slowest[1::2]]
-        low_s, gap_s, high_s = np.quantile(gaps_s, [0.25, 0.5, 0.75]).tolist()
-        return Sample(alone_s, min(alone_s, gap_s), noise=(high_s - low_s) / gap_s)
+        return sample_of(slowest[0::2], slowest[1::2], messages)
 
     @property
     def leading(self) -> Beside:
@@ -174,13 +238,13 @@ class _Survey:
         if self.keeps_slow:
             return
         seconds = {
-            way: self.samples[way, self.leading][nbytes].gap_s
+            way: self.samples[way, self.leading][nbytes].share_s
             for way in self.ways
             if way not in self.hopeless
         }
-        for way, gap_s in seconds.items():
+        for way, share_s in seconds.items():
             rivals = [s for other, s in seconds.items() if _carry_the_same(way, other)]
-            if gap_s > HOPELESS * min(rivals):
+            if share_s > HOPELESS * min(rivals):
                 self.hopeless.add(way)
 
     def is_bent_at(self, nbytes: int) -> bool:
@@ -192,9 +256,9 @@ class _Survey:
                 continue
             place = known.index(nbytes)
             ends = [known[place - 1], known[place + 1]]
-            guess_s = float(np.interp(nbytes, ends, [by_size[end].gap_s for end in ends]))
+            guess_s = float(np.interp(nbytes, ends, [by_size[end].share_s for end in ends]))
             noise = max(by_size[size].noise for size in (nbytes, *ends))
-            if abs(guess_s / by_size[nbytes].gap_s - 1) > INTERPOLATION_ERROR + noise:
+            if abs(guess_s / by_size[nbytes].share_s - 1) > INTERPOLATION_ERROR + noise:
                 return True
         return False
 
@@ -203,15 +267,15 @@ class _Survey:
             if way in self.hopeless:
                 continue
             sizes = sorted(by_size)
-            gaps_s = _never_cheaper_at_the_end([by_size[size].gap_s for size in sizes])
-            apart_s = [by_size[size].alone_s - by_size[size].gap_s for size in sizes]
+            gaps_s, latency_s = gaps_of([by_size[size] for size in sizes])
+            gaps_s = _never_cheaper_at_the_end(gaps_s)
             yield CollectiveCost(
                 operation=way.operation,
                 collective=way.collective,
                 workers=self.communicator.group.size(),
                 beside=beside,
                 cost=Curve(nbytes=tuple(sizes), measured_s=tuple(gaps_s)),
-                latency_s=median(apart_s),
+                latency_s=latency_s,
             )
 
 
@@ -229,16 +293,17 @@ class _Stream:
         lanes: Lanes,
         way: Way,
         nbytes: int,
+        device: torch.device,
     ) -> None:
         self._communicator, self._lanes, self._way = communicator, lanes, way
-        device = group_device(communicator.group)
+        self._clock = clock_for(device)
+        group = communicator.group
         first = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
         self._pause_s = 0.0
         for _ in range(max(1, len(lanes))):
             self._send([first])  # the first of its kind builds a program and compares notes
-        started_s = time.perf_counter()
-        self._send([first])
-        (once_s,) = largest(communicator.group, [time.perf_counter() - started_s], device=device)
+        own_s = taken_s(self._clock, lambda: self._send([first]))
+        (once_s,) = largest(group, [own_s], device=group_device(group))
         most = max(2, min(MOST_MESSAGES, MOST_STREAM_BYTES // nbytes))
         self.messages = max(2, min(most, round(STREAM_S / once_s)))
         if way.operation in OPERATIONS["both"]:
@@ -257,12 +322,8 @@ class _Stream:
         return self._timed(self._buffers)
 
     def _timed(self, messages: list[torch.Tensor]) -> float:
-        self._communicator.group.barrier().wait()
-        started_s = time.perf_counter()
-        self._send(messages)
-        if messages[0].device.type != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter() - started_s
+        for_texts(self._communicator.group).barrier().wait()
+        return taken_s(self._clock, lambda: self._send(messages))
 
     def _send(self, messages: list[torch.Tensor]) -> None:
         send_in_turn(self._communicator, self._lanes, self._way, messages, pause_s=self._pause_s)
@@ -342,63 +403,78 @@ def _never_cheaper_at_the_end(seconds: list[float]) -> list[float]:
     return [*seconds[:-1], max(seconds)]
 
 
-def _measure_links(communicator: Communicator) -> Links:
-    """One link for each tier: between the first rank and the first beyond that tier's groups."""
-    order, factors = communicator.topology.order, communicator.topology.factors
-    sum_s_per_byte = _sum_s_per_byte(communicator.group)
-    levels = []
+def _measure_links(
+    communicator: Communicator, device: torch.device, *, seed: int = 0
+) -> tuple[Links, list[TierSample]]:
+    """One link for each tier, and how sure that is: a few pairs of ranks stand for all of them.
+
+    Pairs take their turns, so this takes as long in any world.
+    """
+    factors = communicator.topology.factors
+    sum_s_per_byte = _sum_s_per_byte(communicator.group, device)
+    levels, samples = [], []
     for tier, members in enumerate(factors):
-        tiny_s, large_s, larger_s = _one_way_s(
-            communicator.group, (order[0], order[prod(factors[:tier])])
-        )
-        _, large, larger = BETWEEN_TWO_BYTES
+        pairs = sampled_pairs(communicator.topology, tier, seed=seed)
+        sample = _tier_sample([_one_way_s(communicator.group, pair, device) for pair in pairs])
         link = Link(
-            latency_s=tiny_s,
-            s_per_byte=max(0.0, (larger_s - large_s) / (larger - large)),
+            latency_s=sample.latency_s.median,
+            s_per_byte=sample.s_per_byte.median,
             sum_s_per_byte=sum_s_per_byte,
         )
         is_outermost = tier == len(factors) - 1
         levels.append(Level(members=None if is_outermost else members, link=link))
-    return Links(levels=tuple(levels))
+        samples.append(sample)
+    return Links(levels=tuple(levels)), samples
 
 
-def _one_way_s(group: dist.ProcessGroup, ends: tuple[int, int]) -> list[float]:
+def _tier_sample(one_way_s: Sequence[Sequence[float]]) -> TierSample:
+    """From the times of each pair's messages, in the order of ``BETWEEN_TWO_BYTES``."""
+    _, large, larger = BETWEEN_TWO_BYTES
+    return TierSample(
+        latency_s=typical([tiny_s for tiny_s, _, _ in one_way_s]),
+        s_per_byte=typical(
+            [max(0.0, (more_s - much_s) / (larger - large)) for _, much_s, more_s in one_way_s]
+        ),
+    )
+
+
+def _one_way_s(
+    group: dist.ProcessGroup, ends: tuple[int, int], device: torch.device
+) -> list[float]:
     """Half of there and back, for each size: the lower quartile, for nothing makes it faster."""
-    taken_s: list[list[float]] = []
+    times_s: list[list[float]] = []
     for nbytes in BETWEEN_TWO_BYTES:
-        taken_s.append([])
+        times_s.append([])
         for _ in range(BETWEEN_TWO_REPEATS):
-            taken_s[-1].append(_half_round_trip_s(group, *ends, nbytes))
-    group.barrier().wait()
-    quartiles_s = [float(np.quantile(times, 0.25)) for times in taken_s]
+            times_s[-1].append(_half_round_trip_s(group, ends, nbytes, device))
+    for_texts(group).barrier().wait()
+    quartiles_s = [float(np.quantile(times, 0.25)) for times in times_s]
     return largest(group, quartiles_s, device=group_device(group))
 
 
-def _half_round_trip_s(group: dist.ProcessGroup, one: int, other: int, nbytes: int) -> float:
-    if group.rank() not in {one, other}:
+def _half_round_trip_s(
+    group: dist.ProcessGroup, ends: tuple[int, int], nbytes: int, device: torch.device
+) -> float:
+    one, other = ends
+    if group.rank() not in ends:
         return 0.0
-    message = torch.zeros(nbytes // 4, dtype=torch.float32, device=group_device(group))
-    started_s = time.perf_counter()
-    if group.rank() == one:
-        group.send([message], other, 0).wait()
-        group.recv([message], other, 0).wait()
-    else:
-        group.recv([message], one, 0).wait()
-        group.send([message], one, 0).wait()
-    if message.device.type != "cpu":
-        torch.accelerator.synchronize()
-    return (time.perf_counter() - started_s) / 2
+    message = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
+
+    def there_and_back() -> None:
+        if group.rank() == one:
+            group.send([message], other, 0).wait()
+            group.recv([message], other, 0).wait()
+        else:
+            group.recv([message], one, 0).wait()
+            group.send([message], one, 0).wait()
+
+    return taken_s(clock_for(device), there_and_back) / 2
 
 
-def _sum_s_per_byte(group: dist.ProcessGroup) -> float:
-    device = group_device(group)
+def _sum_s_per_byte(group: dist.ProcessGroup, device: torch.device) -> float:
     total, received = torch.zeros(2, SUMMED_BYTES // 4, dtype=torch.float32, device=device)
-    taken_s = []
-    for _ in range(BETWEEN_TWO_REPEATS):
-        started_s = time.perf_counter()
-        total.add_(received)
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        taken_s.append(time.perf_counter() - started_s)
-    (slowest_s,) = largest(group, [float(np.quantile(taken_s, 0.25))], device=device)
+    clock = clock_for(device)
+    times_s = [taken_s(clock, lambda: total.add_(received)) for _ in range(BETWEEN_TWO_REPEATS)]
+    own_s = float(np.quantile(times_s, 0.25))
+    (slowest_s,) = largest(group, [own_s], device=group_device(group))
     return slowest_s / SUMMED_BYTES

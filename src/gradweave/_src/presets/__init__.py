@@ -21,12 +21,30 @@ def network_names() -> list[str]:
 
 
 def load_trace(name_or_path: str) -> Trace:
-    """A shipped trace, as `gradweave list traces` names them, or a file of one."""
+    """Return a shipped trace, as `gradweave list traces` names them, or read a file of one.
+
+    Raises:
+        RequestError: if there is neither.
+        FormatError: if the file is not that of a trace.
+
+    Examples:
+        >>> gradweave.load_trace("resnet50").batch_size
+        32
+    """
     return _load(name_or_path, Trace)
 
 
 def load_network(name_or_path: str) -> Network:
-    """A shipped network, as `gradweave list networks` names them, or a file of one."""
+    """Return a shipped network, as `gradweave list networks` names them, or read a file of one.
+
+    Raises:
+        RequestError: if there is neither.
+        FormatError: if the file is not that of a network.
+
+    Examples:
+        >>> gradweave.load_network("k80-10gbe").name
+        'k80-10gbe'
+    """
     return _load(name_or_path, Network)
 
 

@@ -14,9 +14,10 @@ from gradweave._src.session.session import Session
 
 
 class PlanningAccount:
-    """Tells the same as the wrapper it is of, and keeps nothing of torch's alive.
+    """What tells the same as the wrapper whose planning it is of, and outlives that wrapper.
 
-    ``driver`` is what plans, as long as that goes on.
+    ``account()`` of a wrapper returns it. It keeps nothing of torch's alive, so libraries that drop
+    their wrapper at the end of a training can still say what was found.
     """
 
     def __init__(
@@ -36,14 +37,14 @@ class PlanningAccount:
 
     @property
     def plan(self) -> Plan | None:
-        """What is carried out; None while it is being found, and where nothing is planned.
+        """The plan that is carried out; None while it is being found, and where nothing is planned.
 
         While densities warm up it is the best one for the present density.
         """
         return self.findings().plan
 
     def findings(self) -> Findings:
-        """What planning has found out so far."""
+        """Return what planning has found out so far."""
         if self._session is None:
             return Findings(stage=Stage.SETTLED, note=self._why_unplanned)
         found = self._session.findings
@@ -53,7 +54,7 @@ class PlanningAccount:
         return replace(found, steps=driver.steps)
 
     def explain(self, *, who_is_slow: Sequence[str] = ()) -> str:
-        """What was measured, what was tried, what was chosen, what it gains."""
+        """Say what was measured, what was tried, what was chosen, and what that gains."""
         return explanation(
             self.findings(),
             workers=self._workers,
@@ -62,11 +63,11 @@ class PlanningAccount:
         )
 
     def recipe(self) -> Recipe:
-        """What a restart can be given as ``plan``."""
+        """Return what a restart can be given as ``plan``; RequestError where there is none yet."""
         return self.findings().recipe(
             workers=self._workers, device=self._device, why_not=self.explain()
         )
 
     def recipe_text(self) -> str:
-        """The recipe as what checkpoints keep; empty where there is none, or none yet."""
+        """Return the recipe as checkpoints keep it; an empty text where there is none yet."""
         return self.recipe().to_text() if self.findings().are_reusable else ""

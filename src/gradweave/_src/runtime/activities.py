@@ -1,14 +1,14 @@
 """What ranks do for a planning session's commands, apart from recording and pricing."""
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from threading import Thread
 
 from msgspec import Struct
 
+from gradweave._src.clocks import Clock, have_passed
 from gradweave._src.errors import GradweaveError
 from gradweave._src.runtime.activity import Activity
-from gradweave._src.runtime.message_log import MessageLog
+from gradweave._src.runtime.message_log import MessageLog, NotedMessage
 from gradweave._src.runtime.probing import RankProbe
 from gradweave._src.runtime.survey import RankSurvey
 from gradweave._src.session.candidates import (
@@ -42,27 +42,41 @@ Part = RankSurvey | RankProbe | StepTimes | Candidates | CompressionPrice | Fail
 
 
 class StepTiming(Activity):
-    """Step by step, how long they take on this rank, and what is in the log of messages."""
+    """Step by step, how long they take on this rank, and what is in the log of messages.
 
-    def __init__(
-        self, command: TimeSteps, now_s: Callable[[], float], log: MessageLog | None
-    ) -> None:
-        self._command, self._now_s, self._log = command, now_s, log
-        self._ended_s = [now_s()]
+    An accelerator's steps are looked at when they are over there: the host, which asks for them,
+    may be steps ahead.
+    """
+
+    def __init__(self, command: TimeSteps, clock: Clock, log: MessageLog | None) -> None:
+        self._command, self._clock, self._log = command, clock, log
+        self._ends = [clock.mark()]
+        self._noted: list[tuple[NotedMessage, ...]] = []
+        self._taken_s: list[float] = []
         self._messages: list[tuple[MessageTimes, ...]] = []
 
     def step_over(self) -> None:
-        self._ended_s.append(self._now_s())
-        self._messages.append(() if self._log is None else self._log.take())
+        self._ends.append(self._clock.mark())
+        self._noted.append(() if self._log is None else self._log.take())
 
     def part(self) -> StepTimes | None:
+        self._look()
         first = self._command.settling_steps
-        taken_s = [end_s - start_s for start_s, end_s in pairwise(self._ended_s)]
-        counted_s = taken_s[first:][: self._command.steps]
+        counted_s = self._taken_s[first:][: self._command.steps]
         if len(counted_s) < self._command.steps and not self._is_hopeless(counted_s):
             return None
         messages = self._messages[first:][: len(counted_s)]
         return StepTimes(tuple(counted_s), tuple(messages))
+
+    def _look(self) -> None:
+        """Look at the steps that are over by now."""
+        while self._noted and have_passed(self._clock, self._ends[:2]):
+            messages = () if self._log is None else self._log.times(self._noted[0])
+            if messages is None:
+                return
+            self._messages.append(messages)
+            self._taken_s.append(self._clock.seconds(self._ends[0], self._ends[1]))
+            del self._noted[0], self._ends[0]
 
     def _is_hopeless(self, steps_s: Sequence[float]) -> bool:
         most_s = self._command.hopeless_s

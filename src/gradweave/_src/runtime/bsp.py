@@ -37,13 +37,20 @@ ROOT = 0
 
 
 class BspLoop:
-    """Call ``step`` on every rank with a function that computes the loss.
+    """What the three loops have in common; make one of them, not this.
 
-    ``synchronise`` before parameters are read elsewhere, as for evaluation or a checkpoint, and
-    ``close`` at the end. Where the root alone updates, its optimizer alone has state.
+    Call ``step`` on every rank with a function that computes the loss, ``synchronise`` before
+    parameters are read elsewhere (for evaluation or a checkpoint), and ``close`` at the end. Where
+    the root alone updates, its optimizer alone has state.
 
-    ``optimizer``  any of torch's; None keeps the weights, for measuring.
-    ``collective`` by which messages travel: "linear-pipeline", "mst", "exchange" or "native".
+    Args:
+        model: the model to train; parameters that are frozen now stay out of all messages.
+        optimizer: any of torch's; None keeps the weights, for measuring.
+        collective: by which messages travel: "linear-pipeline", "mst", "exchange" or "native".
+        group: the ranks that train together (default: all).
+
+    Raises:
+        RequestError: if no collective has that name, or no parameter requires a gradient.
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class BspLoop:
             self._run("broadcast", bucket.values, collective="native")
 
     def step(self, compute_loss: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """One iteration; the loss is this rank's."""
+        """Run one iteration, and return the loss of this rank."""
         self._departures.require_ended()
         loss = compute_loss()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -85,14 +92,15 @@ class BspLoop:
         return loss.detach()
 
     def synchronise(self) -> None:
-        """Until this rank has the weights of the last update."""
+        """Wait until this rank has the weights of the last update."""
 
     def close(self) -> None:
+        """Wait for the last update, and take all hooks off the model."""
         self.synchronise()
         self._departures.close()
 
     def _lay_out(self, parameters: Mapping[str, nn.Parameter]) -> list[FlatBucket]:
-        """Everything in one message."""
+        """Return the buckets; here everything travels in one message."""
         most_bytes = sum(parameter.nbytes for parameter in parameters.values())
         plan = buckets_up_to(parameters, most_bytes, planner="single", collective=self.collective)
         return flat_buckets(plan, parameters)
@@ -120,6 +128,16 @@ class BspLoop:
 
 
 class ReduceBroadcast(BspLoop):
+    """A loop that reduces gradients to rank 0, which updates and broadcasts the weights.
+
+    It takes what ``BspLoop`` takes. Use it to measure what a central update costs.
+
+    Examples:
+        >>> loop = gradweave.bsp.ReduceBroadcast(model, optimizer, collective="mst")
+        >>> loss = loop.step(lambda: model(batch).square().mean())
+        >>> loop.close()
+    """
+
     def _join(self) -> None:
         for bucket in self._buckets:
             self._run("reduce", bucket.gradients)
@@ -130,7 +148,19 @@ class ReduceBroadcast(BspLoop):
 
 
 class AllReduce(BspLoop):
-    """``broadcast_every`` so many iterations the root's weights go to all; 0: never."""
+    """A loop that all-reduces gradients, after which every rank updates by itself.
+
+    It takes what ``BspLoop`` takes. Roundings may differ between devices, so the weights of rank 0
+    go to all others every ``broadcast_every`` iterations; 0 means never.
+
+    Raises:
+        RequestError: if ``broadcast_every`` is negative, and where ``BspLoop`` raises it.
+
+    Examples:
+        >>> loop = gradweave.bsp.AllReduce(model, optimizer, broadcast_every=10)
+        >>> loss = loop.step(lambda: model(batch).square().mean())
+        >>> loop.close()
+    """
 
     def __init__(self, *arguments: Any, broadcast_every: int = 5, **options: Any) -> None:
         if broadcast_every < 0:
@@ -149,7 +179,17 @@ class AllReduce(BspLoop):
 
 
 class Overlap(BspLoop):
-    """A message for each module that has parameters, on a thread and a process group of its own."""
+    """A loop that reduces layer by layer beside backward, and broadcasts beside the next forward.
+
+    It takes what ``BspLoop`` takes. Each module that has parameters sends a message of its own, on
+    a thread and a process group that nothing else uses; ``make_group`` makes that group.
+
+    Examples:
+        >>> loop = gradweave.bsp.Overlap(model, optimizer)
+        >>> loss = loop.step(lambda: model(batch).square().mean())
+        >>> loop.synchronise()  # before anything else reads the parameters
+        >>> loop.close()
+    """
 
     def __init__(
         self,
@@ -164,6 +204,8 @@ class Overlap(BspLoop):
         self._sent: list[Done] = []
 
     def step(self, compute_loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Run one iteration, and return the loss of this rank; weights arrive while it runs."""
+
         def forward() -> torch.Tensor:
             with self._arrivals.noting():
                 return compute_loss()
@@ -171,10 +213,12 @@ class Overlap(BspLoop):
         return super().step(forward)
 
     def synchronise(self) -> None:
+        """Wait until this rank has the weights of the last update."""
         self._arrivals.wait_for_all()
         self._wait_for_sent()
 
     def close(self) -> None:
+        """Wait for the last update, take all hooks off the model, and end the thread."""
         super().close()
         self._arrivals.close()
         self._thread.close()

@@ -16,11 +16,11 @@ from torch.distributed.algorithms.join import JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from gradweave._src.clocks import clock_for
 from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.compression import EXACT, SPARSE, Compression
 from gradweave._src.errors import PlanMismatch, RequestError
 from gradweave._src.measure.alignment import clock_offset_s
-from gradweave._src.measure.clocks import clock_for
 from gradweave._src.measure.spans import SpanRecorder
 from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
@@ -59,7 +59,7 @@ from gradweave._src.runtime.plan_source import (
     plan_in,
     require_fit,
 )
-from gradweave._src.runtime.planned import Planned
+from gradweave._src.runtime.planned import Captures, Planned
 from gradweave._src.runtime.precision import (
     check_roundable,
     check_ways,
@@ -98,37 +98,48 @@ logger = logging.getLogger(__name__)
 class DistributedDataParallel(Planned, TorchDDP):
     """torch's wrapper, whose buckets are planned for this model on this network.
 
-    It begins with torch's own buckets, notes when gradients are ready and what messages cost, and
-    tries plans that promise to be faster for a few steps each. What is not faster than torch's own
-    buckets is not kept. Gradients are the same as torch's, up to the order of summation.
+    Use it in the place of ``torch.nn.parallel.DistributedDataParallel``; docs/runtime.md has all of
+    it. It begins with torch's own buckets, notes when gradients are ready and what messages cost,
+    and tries plans that promise to be faster for a few steps each. What is not faster than torch's
+    own buckets is not kept. Gradients are the same as torch's, up to the order of summation.
 
-    ``planner``      which plan to try first, as `gradweave plan --planner`.
-    ``plan``         a Plan or Recipe, or a file of one: nothing is recorded and nothing is tried.
-    ``cache``        a folder for the plans that are found: the next run of the same model on as
-                     many workers begins with its plan, and plans again when steps take longer by
-                     ``replan_when`` (default here: 0.25, in the first 60). Rank 0 alone reads,
-                     writes and decides. Default: the environment's GRADWEAVE_CACHE; empty: none,
-                     even so. With ``plan`` it is left alone.
-    ``collective``   "auto", or how every bucket travels, as `gradweave bench collectives` names it.
-    ``compression``  GTopK(0.001) or TopK(0.001), or a text, "gtopk:0.001": only the largest
-                     travel.
-    ``grad_scaler``  with compression: whose scale the residuals follow.
-    ``precision``    what planning may change: "exact" (the default), nothing but the order of sums;
-                     "rounded", also what messages are rounded to, bf16 or 8 bits, each where it is
-                     faster; "sparse", GTopK(…) where that is faster. Or "bf16", "fp16" or "int8"
-                     for all messages. Sums are made in float32; what 8 bits drop is carried over
-                     to the next step.
-    ``record_steps`` how many steps are recorded, after two for warming up.
-    ``trial_steps``  how many steps a plan is timed for in each of its turns; 0 trusts the
-                     prediction.
-    ``replan_when``  plan again when steps take another time than when the plan was chosen, by this
-                     share.
-    ``timeline``     note when each bucket was ready and done, for ``timeline()``.
-    ``make_group``   makes another process group of the same ranks, where messages beside the
-                     training or collectives of ours need one (default: one that goes with the
-                     wrapper).
+    Args:
+        module: the model, as torch's wrapper takes it.
+        *torch_arguments: what torch's wrapper takes by position.
+        planner: which plan to try first, as `gradweave plan --planner`.
+        plan: a Plan or Recipe, or a file of one: nothing is recorded and nothing is tried.
+        cache: a folder for the plans that are found: the next run of the same model on as many
+            workers begins with its plan, and plans again when steps take longer by ``replan_when``
+            (default here: 0.25, in the first 60). Rank 0 alone reads, writes and decides. The
+            default is the environment's GRADWEAVE_CACHE; an empty text means none, even so. With
+            ``plan`` it is left alone.
+        collective: "auto", or how every bucket travels, as `gradweave bench collectives` names it.
+        compression: GTopK(0.001) or TopK(0.001), or a text, "gtopk:0.001": only the largest travel.
+        grad_scaler: with compression, the one whose scale the residuals follow.
+        precision: what planning may change. "exact" (the default) is nothing but the order of sums;
+            "rounded" is also what messages are rounded to, bf16 or 8 bits, each where it is faster;
+            "sparse" is GTopK(…) where that is faster. "bf16", "fp16" or "int8" are for all
+            messages. Sums are made in float32; what 8 bits drop is carried over to the next step.
+        record_steps: how many steps are recorded, after two for warming up.
+        trial_steps: how many steps a plan is timed for in each of its turns; 0 trusts the
+            prediction.
+        replan_when: plan again when steps take another time than when the plan was chosen, by this
+            share.
+        timeline: note when each bucket was ready and done, for ``timeline()``.
+        make_group: makes another process group of the same ranks, where messages beside the
+            training or collectives of ours need one (default: one that goes with the wrapper).
+        **torch_options: everything else is torch's own.
 
-    Everything else is torch's own.
+    Raises:
+        RequestError: if an option means nothing, options differ between ranks, or a model cannot be
+            compressed or rounded as asked for; one line, on all ranks.
+        PlanMismatch: if the given plan is not one for this model.
+
+    Examples:
+        >>> model = gradweave.DistributedDataParallel(model, cache="plans")
+        >>> model(batch).sum().backward()
+        >>> str(model.findings().stage)
+        'settled'
     """
 
     _baseline = "torch's own buckets"
@@ -192,10 +203,12 @@ class DistributedDataParallel(Planned, TorchDDP):
         check_roundable(options, module, self._planned, torch_options)
         self._device = self.device
         self._clock = StepClock(clock_for(self.device))
+        self._captures: Captures | None = Captures(self.device, self._clock)
         self._recorder, self._clock_offset_s = None, 0.0
         if timeline:
             self._clock_offset_s = clock_offset_s(self.process_group)
-            self._recorder = SpanRecorder({p: name for name, p in self._planned.items()})
+            names = {p: name for name, p in self._planned.items()}
+            self._recorder = SpanRecorder(names, clock=clock_for(self.device))
         self._numbers = LiveNumbers(self._clock, self._recorder)
         self._why_unplanned = self._why_not(torch_options)
         self._plan_cache = None
@@ -404,8 +417,12 @@ class DistributedDataParallel(Planned, TorchDDP):
         plan.check_fits({name: parameter.numel() for name, parameter in self._planned.items()})
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model's forward pass, as torch's wrapper does."""
         if self._engine is not None and self._engine.sender is not None:
             self._engine.sender.raise_failure()
+        is_planning = self._driver is not None
+        if self._captures is not None and self._captures.has_begun(is_planning=is_planning):
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if self._driver is not None:
             self._between_steps((inputs, kwargs), is_compiling=torch.compiler.is_compiling())
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
@@ -437,7 +454,7 @@ class DistributedDataParallel(Planned, TorchDDP):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _between_steps(self, inputs: tuple[Any, ...], *, is_compiling: bool) -> None:
-        """Before a forward pass, while there is planning to do."""
+        """Do planning's work before a forward pass, while there is any."""
         if not torch.is_grad_enabled() or self._driver is None:
             return
         if is_compiling or is_compiled(self.module):
@@ -474,7 +491,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._last_gradient.expect(self._planned[name])
 
     def _stop_planning(self, why: str) -> None:
-        """Where all ranks come alike."""
+        """End planning, where all ranks come alike."""
         self._end_step()  # so that all have been told the same
         if self._driver is not None:
             self._driver.stop(why)
@@ -495,7 +512,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             engine.install(SimpleBuckets.ORIGINAL)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Ranks that have run out of data cannot take part in planning, so it ends here."""
+        """Return torch's hook for ranks that have run out of data, and end planning."""
         divides_by_all = kwargs.get("divide_by_initial_world_size", True)
         if self._options.precision != EXACT and not divides_by_all:
             raise RequestError(
@@ -516,7 +533,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         return hook if self._sparse is None else SettlingJoinHook(hook, self._sparse)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """With a hook of the user's, planning ends: it may keep state for each bucket."""
+        """Register a hook of the user's, which ends planning: it may keep state for each bucket."""
         if "_options" in self.__dict__:  # otherwise it is torch itself, for its mixed precision
             options = self._options
             named = options.collective != AUTO
@@ -566,14 +583,11 @@ class DistributedDataParallel(Planned, TorchDDP):
         return self._sparse is not None
 
     def sparse_state_dict(self) -> dict[str, Any]:
-        """Residuals, velocities and schedule position of this rank, after the optimizer's step.
-
-        ``gradweave.sparse_checkpoint`` keeps it in a folder.
-        """
+        """Return residuals, velocities and schedule position of this rank, after a step."""
         return self._sparsified().state_dict()
 
     def load_sparse_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Between two steps, on every rank."""
+        """Take over what ``sparse_state_dict`` returned, between two steps, on every rank."""
         self._sparsified().load_state_dict(state)
 
     def _sparsified(self) -> SparseTraining:
@@ -589,7 +603,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         elif self._options.precision != EXACT:
             logger.warning("the copy of a wrapper that rounds sends gradients as they are")
         gone = ("_session", "_driver", "_engine", "_sparse", "_recorder", "_plan_cache", "_clock")
-        state |= dict.fromkeys((*gone, "_last_gradient", "_numbers", "_news"))
+        state |= dict.fromkeys((*gone, "_last_gradient", "_numbers", "_news", "_captures"))
         state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}
         if self._engine is not None:
             state["bucket_bytes_cap"] = self._engine.torch_cap_bytes

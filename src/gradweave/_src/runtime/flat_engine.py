@@ -16,19 +16,20 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradweave._src import collectives
+from gradweave._src.clocks import clock_for
 from gradweave._src.comm import Communicator
 from gradweave._src.comm.groups import same_ranks
-from gradweave._src.comm.lanes import LANES, Lanes, Sent
+from gradweave._src.comm.lanes import Lanes, Sent, lanes_for
 from gradweave._src.comm.small_messages import broadcast_bytes
+from gradweave._src.device_order import Order, is_capturing, wait_for
 from gradweave._src.errors import PlanMismatch, RequestError
-from gradweave._src.measure.clocks import HostClock
 from gradweave._src.measure.spans import SpanRecorder
 from gradweave._src.plan import Plan
 from gradweave._src.planning import OPERATIONS
 from gradweave._src.runtime.arrivals import Arrivals
 from gradweave._src.runtime.departures import Departures
 from gradweave._src.runtime.elementwise import knows_parameters_by_themselves, require_elementwise
-from gradweave._src.runtime.flat_buckets import FlatBucket, flat_buckets
+from gradweave._src.runtime.flat_buckets import FlatBucket, buckets_without_memory
 from gradweave._src.runtime.marked_shards import mark_shards
 from gradweave._src.runtime.message_log import MessageLog
 from gradweave._src.runtime.shards import Shards
@@ -89,6 +90,7 @@ class FlatEngine:
         # Weakly: a module may know its wrapper, whose end closes this.
         self._module = weakref.ref(module)
         self.parameters, self.group = dict(parameters), group
+        self._device = next(iter(parameters.values())).device
         self._clock, self._recorder, self._on_step_over = clock, recorder, on_step_over
         self._elementwise = elementwise
         self._frozen = {name: p for name, p in module.named_parameters() if name not in parameters}
@@ -100,16 +102,18 @@ class FlatEngine:
         self._was_stepped = False
         self._was_gathered = False  # what the step under way updates
         self._sent: list[Sent] = []
+        self._buckets: list[FlatBucket] = []
+        self._departures: Departures
         self.shards = Shards(parameters, rank=group.rank(), ranks=group.size())
         with ExitStack() as opened:  # and closed again, from the last to the first
             make = _communicators(group, make_group)
-            self._lanes = Lanes([make() for _ in range(LANES)])
+            self._lanes = Lanes([make() for _ in range(lanes_for(self._device))])
             opened.callback(self._end_threads)
             atexit.register(self._finish_sending)
             opened.callback(atexit.unregister, self._finish_sending)
             self._arrivals = Arrivals(module, parameters.values(), waits=clock.waits)
             opened.callback(self._arrivals.close)
-            self._lay_out(first_plan)
+            self._lay_out(first_plan, buckets_without_memory(first_plan, parameters))
             opened.callback(self._take_no_more_gradients)
             self._make_equal(module)
             by_bucket = self._update_and_gather if updates_by_bucket else None
@@ -140,10 +144,10 @@ class FlatEngine:
                 SENT_WITHIN_S,
             )
 
-    def begin_forward(self, *, is_synchronised: bool) -> None:
+    def begin_forward(self, *, is_synchronised: bool, is_timed: bool = True) -> None:
         """The model is about to be called; whether gradients of this pass are to travel."""
         self._departures.require_ended()
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and is_timed:
             self._clock.begun += is_synchronised
             self._clock.forward_begins(is_synchronised=is_synchronised)
         for name, parameter in self._frozen.items():
@@ -158,7 +162,7 @@ class FlatEngine:
             self._departures.is_synchronised = is_synchronised
         if len(self._buckets) == 1 or self.is_recorded:
             self._arrivals.wait_for_all()
-        if self._recorder is not None and is_synchronised:
+        if self._recorder is not None and is_synchronised and is_timed:
             self._recorder.begin()
 
     def call(self, *inputs: object, **kwargs: object) -> object:
@@ -168,8 +172,8 @@ class FlatEngine:
             assert module is not None, "the wrapper has it"
             return module(*inputs, **kwargs)
 
-    def end_forward(self, *, is_synchronised: bool) -> None:
-        if self._recorder is not None and is_synchronised:
+    def end_forward(self, *, is_synchronised: bool, is_timed: bool = True) -> None:
+        if self._recorder is not None and is_synchronised and is_timed:
             self._recorder.backward()
         if torch.is_grad_enabled():
             self._clock.forward_ends()
@@ -186,17 +190,20 @@ class FlatEngine:
         Only while ``on_step_over`` runs, and on all ranks: they send each other what has to move.
         """
         del order  # what the wrapper began with does not follow it here
-        # By the host's clock: threads wait for what they send.
-        self.message_log = MessageLog(HostClock()) if notes_messages else None
+        self.message_log = MessageLog(clock_for(self._device)) if notes_messages else None
         plan = self._plan_of(buckets)
         if (plan.buckets, plan.passes) == (self.plan.buckets, self.plan.passes):
             self.plan = plan  # perhaps by another planner
             return
         check_flat_plan(plan, self.parameters)
         self.synchronise()
-        with self.shards.moving(self._known_optimizers(), self._gather_flat):
+        new = buckets_without_memory(plan, self.parameters)
+        with self.shards.moving(self._known_optimizers(), self._gather_flat, to=new):
             self._take_no_more_gradients()
-            self._lay_out(plan)
+            # Nobody else has the old buckets, whose memory goes as the new ones are filled.
+            del self._departures
+            self._buckets = []
+            self._lay_out(plan, new)
 
     def stop_noting(self) -> None:
         self.message_log = None
@@ -208,7 +215,7 @@ class FlatEngine:
         return self._first_plan
 
     def synchronise(self) -> None:
-        """Until the model's parameters are complete on this rank."""
+        """Wait until the model's parameters are complete on this rank."""
         if self._is_stale:
             self.gather()
         self._arrivals.wait_for_all()
@@ -248,10 +255,14 @@ class FlatEngine:
         self.know(optimizer)
         self.shards.load_whole_state(optimizer, state)
 
-    def _lay_out(self, plan: Plan) -> None:
+    def _lay_out(self, plan: Plan, buckets: list[FlatBucket]) -> None:
         self.plan = plan
-        self._buckets = flat_buckets(plan, self.parameters)
-        self.shards.lay_out(self._buckets)
+        for bucket in buckets:
+            bucket.take_parameters()
+            self.shards.lay_out(bucket)
+        for bucket in buckets:
+            bucket.make_room_for_gradients()
+        self._buckets = buckets
         self._departures = Departures(
             self._buckets,
             ranks=self.group.size(),
@@ -280,7 +291,7 @@ class FlatEngine:
 
     def _finish_pass(self) -> None:
         """Backward has ended; so must the reduce-scatters, for the optimizer comes next."""
-        if self._recorder is not None:
+        if self._recorder is not None and not is_capturing(self._device):
             self._recorder.ready()
         self._clock.gradients_ready()
         self.passes += 1
@@ -374,7 +385,8 @@ class FlatEngine:
         self._send_and_wait("all-gather", flat, collective)
 
     def _send_and_wait(self, operation: Operation, flat: torch.Tensor, collective: str) -> None:
-        self._lanes.submit(operation, flat, collective=collective).wait()
+        sent = self._lanes.submit(operation, flat, collective=collective)
+        wait_for(sent, Order.STATE_AFTER_GATHER)
 
     def _submit(self, operation: Operation, number: int) -> Sent:
         bucket = self._buckets[number]
@@ -386,15 +398,30 @@ class FlatEngine:
         # The thread must not be the last to have the engine, whose end it would wait for itself.
         recorder, log = self._recorder, self.message_log
 
-        def note(began_s: float) -> None:
-            if recorder is not None:
-                recorder.done(began_s, bucket.parameters, flat.nbytes, operation=operation)
-            if log is not None:
-                by = bucket.collective
-                log.done(began_s, operation=operation, collective=by, nbytes=flat.nbytes)
+        def on_begin() -> Callable[[], None]:
+            began = None if recorder is None else recorder.mark()
+            ready = None if log is None else log.clock.mark()
 
-        sent = self._lanes.submit(operation, flat, collective=bucket.collective, on_end=note)
-        return Sent(sent, where)
+            def on_end() -> None:
+                if recorder is not None and began is not None:
+                    recorder.done(began, bucket.parameters, flat.nbytes, operation=operation)
+                if log is not None:
+                    by = bucket.collective
+                    log.done(ready, operation=operation, collective=by, nbytes=flat.nbytes)
+
+            return on_end
+
+        # What is captured now is done later, and how often is not known.
+        is_noted = (recorder or log) and not is_capturing(flat.device)
+        sent = self._lanes.submit(
+            operation,
+            flat,
+            collective=bucket.collective,
+            on_begin=on_begin if is_noted else None,
+        )
+        is_gathered = operation == "all-gather"
+        order = Order.MODULE_AFTER_PARAMETERS if is_gathered else Order.OPTIMIZER_AFTER_GRADIENTS
+        return Sent(sent, where, order)
 
     def _finish_sending(self) -> None:
         """At exit others wait for the last step's parameters, less so for those of a failed rank.

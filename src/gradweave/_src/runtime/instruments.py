@@ -6,13 +6,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from gradweave._src.clocks import clock_for
 from gradweave._src.comm.own_group import OwnGroup
-from gradweave._src.comm.small_messages import gather_text, group_device
+from gradweave._src.comm.small_messages import first_to_say, group_device
 from gradweave._src.costs.sparse import BYTES_PER_ELEMENT
+from gradweave._src.device_order import own_stream
 from gradweave._src.errors import RequestError
 from gradweave._src.runtime.activity import Activity
-from gradweave._src.runtime.noticeboard import Noticeboard, Turns
+from gradweave._src.runtime.announcements import Announcements
+from gradweave._src.runtime.noticeboard import Noticeboard
 from gradweave._src.runtime.probing import Probing
+from gradweave._src.runtime.queued_probing import QueuedProbing, refuse_first_round
 from gradweave._src.runtime.survey import Survey
 from gradweave._src.session.commands import (
     Command,
@@ -49,7 +53,10 @@ class Instruments:
         # Weakly: a module may know its wrapper, whose end this waits for.
         self._module, self._parameters = weakref.ref(module), parameters
         self._keeps_own_groups = keeps_own_groups
-        self._board, self._own_groups = board, own_groups
+        self._device = next(iter(parameters.values())).device
+        self.clock = clock_for(self._device)
+        self.announcements = Announcements(board, self.clock, self._device)
+        self._own_groups = own_groups
         self._keeps_declared_order = keeps_declared_order
         self._sparse, self._sending = sparse, sending
         self._on_recording = on_recording
@@ -70,19 +77,32 @@ class Instruments:
             close=lambda: self._on_recording(False),  # noqa: FBT003
         )
 
-    def probing(self, command: Probe) -> Probing:
-        made = Probing(command, self._own_groups, self._turns_of_next_probe())
-        self._probes += 1
-        return made
+    def probing(self, command: Probe) -> Activity:
+        name = self._name_of_next_probe()
+        if self._device.type == "cpu":
+            return Probing(command, self._own_groups, self.announcements.board.turns(name))
+        return QueuedProbing(
+            command,
+            self._own_groups[0],
+            self.announcements,
+            clock=self.clock,
+            device=self._device,
+            name=name,
+        )
 
     def refuse(self, command: Command) -> None:
         """Carry out nothing of it, and let nobody wait for this rank."""
-        if isinstance(command, Probe):
-            self._turns_of_next_probe().refuse()
-            self._probes += 1
+        if not isinstance(command, Probe):
+            return
+        name = self._name_of_next_probe()
+        if self._device.type == "cpu":
+            self.announcements.board.turns(name).refuse()
+        else:
+            refuse_first_round(self.announcements, name)
 
-    def _turns_of_next_probe(self) -> Turns:
-        return self._board.turns(f"probe {self._probes + 1}")
+    def _name_of_next_probe(self) -> str:
+        self._probes += 1
+        return f"probe {self._probes}"
 
     def pricing(self, command: PriceCompression) -> "Pricing":
         assert self._sparse is not None
@@ -94,7 +114,7 @@ class Instruments:
         return 0 if self._sparse is None else self._sparse.step
 
     def close(self) -> None:
-        """Also the groups, unless messages have come to travel there."""
+        """Close everything, groups included unless messages have come to travel there."""
         if not self._keeps_own_groups():
             for own_group in self._own_groups:
                 own_group.close()
@@ -115,8 +135,10 @@ class Pricing(Activity):
         sending.thread().submit_task(self._run, torch.empty(0))
 
     def _run(self) -> None:
+        like = next(iter(self._parameters.values()))
         try:
-            self._found = self._price()
+            with own_stream(like.device):  # not where the training's kernels are queued
+                self._found = self._price()
         except Exception as error:  # noqa: BLE001 messages go on, and the session is told
             self._found = Failed(f"pricing compression failed: {error}")
 
@@ -133,9 +155,9 @@ class Pricing(Activity):
             why = str(error) or type(error).__name__
         exchanger = self._sparse.sparsifier.exchanger
         group = exchanger.group
-        for rank, said in enumerate(gather_text(group, why, device=group_device(group))):
-            if said:
-                raise RequestError(f"{said} (rank {rank})")
+        said = first_to_say(group, why, device=group_device(group))
+        if said is not None:
+            raise RequestError(said)
         exchange = exchange_cost(
             exchanger, exchange=settings.exchange, density=density, numel=numel
         )

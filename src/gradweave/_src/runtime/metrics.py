@@ -23,8 +23,8 @@ class LiveNumbers:
             self._communication_s = predicted.communication_s
         clock = self._clock
         metrics: Metrics = {"step": clock.steps}
-        if clock.step_s:
-            metrics["step_s"] = clock.step_s[-1]
+        if (last_s := clock.last_step_s) is not None:
+            metrics["step_s"] = last_s
         phases = clock.last_phases()
         if phases is not None:
             metrics["exposed_s"] = phases.network_s
@@ -39,11 +39,10 @@ class LiveNumbers:
 
     def _overlap(self, exposed_s: float, predicted: Timeline | None) -> float | None:
         """Of what messages take, as it was seen or else as predicted, the share that is hidden."""
-        if self._recorder is not None:
-            communication_s = self._recorder.communication_s()
-        elif predicted is not None:
+        communication_s = None if self._recorder is None else self._recorder.communication_s()
+        if communication_s is None and predicted is not None:
             communication_s = self._communication_s
-        else:
+        if communication_s is None:
             return None
         if communication_s == 0:
             return 1.0

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from gradweave._src.comm.small_messages import broadcast_text, group_device
+from gradweave._src.device_order import is_capturing
 from gradweave._src.errors import RequestError
 from gradweave._src.measure.link_bursts import link_transfers
 from gradweave._src.measure.spans import SpanRecorder, aligned_timelines
@@ -79,26 +80,29 @@ class Planned:
 
     @property
     def plan(self) -> Plan | None:
-        """What is carried out; None while it is being found, and where nothing is planned.
+        """The plan that is carried out; None while it is being found, and where nothing is planned.
 
         While densities warm up it is the best one for the present density.
         """
         return self.account().plan
 
     def findings(self) -> Findings:
-        """What planning has found out so far, and who was slow when ``slow_ranks`` was called."""
+        """Return what planning has found out, and who was slow when ``slow_ranks`` was called."""
         return replace(self.account().findings(), slow_ranks=self._slow_ranks)
 
     def explain(self) -> str:
-        """What was measured, what was tried, what was chosen, what it gains, and who is slow."""
+        """Say what was measured, tried and chosen, what that gains, and who is slow."""
         return self.account().explain(who_is_slow=self._who_is_slow())
 
     def slow_ranks(self, *, steps: int = KEPT_STEPS) -> tuple[SlowRank, ...]:
-        """Which ranks let all others wait, the worst first; none where that may be noise.
+        """Return the ranks that let all others wait, the worst first; none where that may be noise.
 
         Call it on every rank, between two steps. Ranks compare what their last ``steps`` steps took
         them, phase by phase, and send messages from host to host, for less than a second, to see
         whether one link is slow.
+
+        Raises:
+            RequestError: if ``steps`` is not between 20 and 64, or the wrapper is a copy.
         """
         if not LEAST_STEPS <= steps <= KEPT_STEPS:
             raise RequestError(f"steps must be between {LEAST_STEPS} and {KEPT_STEPS}, got {steps}")
@@ -143,25 +147,26 @@ class Planned:
         )
 
     def recipe(self) -> Recipe:
-        """What a restart can be given as ``plan``."""
+        """Return what a restart can be given as ``plan``; RequestError where there is none yet."""
         return self.account().recipe()
 
     def timeline(self) -> Timeline:
-        """The last step as this rank saw it."""
+        """Return the last step as this rank saw it; it needs ``timeline=True``."""
         return self._recorded().timeline()
 
     def timelines(self) -> list[Timeline]:
-        """The last step on every rank, on one clock. Call it on every rank, between two steps.
+        """Return the last step on every rank, on one clock.
 
-        Where parameters are gathered, that is from the end of the step before, which is where
-        forward begins then.
+        Call it on every rank, between two steps. It needs ``timeline=True``. Where parameters are
+        gathered, the step begins at the end of the one before, which is where forward begins then.
         """
         return aligned_timelines(self._recorded(), self.process_group, self._clock_offset_s)
 
     def metrics(self) -> Metrics:
-        """A few numbers of the last step, flat, for whatever draws curves; call it in every step.
+        """Return a few numbers of the last step, flat, for whatever draws curves.
 
-        No other rank is asked, and nothing is waited for. What nobody knows yet is left out.
+        Call it in every step: no other rank is asked, and nothing is waited for. What nobody knows
+        yet is left out.
         """
         found = self.findings()
         if self._numbers is None:
@@ -235,3 +240,27 @@ class Planned:
         if self._recorder is None:
             raise RequestError("nothing was noted; wrap the model with timeline=True")
         return self._recorder
+
+
+class Captures:
+    """Whether a pass becomes part of a graph: it is then neither timed nor planned.
+
+    What a graph replays goes by no code of ours, so buckets stay what they are.
+    """
+
+    def __init__(self, device: torch.device, clock: StepClock) -> None:
+        self._device, self._clock = device, clock
+        self._has_told = False
+
+    def has_begun(self, *, is_planning: bool) -> bool:
+        """Ask it where a pass or a step begins or ends."""
+        if torch.compiler.is_compiling() or not is_capturing(self._device):
+            return False
+        self._clock.looks_away()
+        if is_planning and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "a graph is captured before planning has ended: its buckets stay what they are; "
+                "capture after the plan is settled, or give plan="
+            )
+        return True

@@ -2,7 +2,7 @@
 
 import atexit
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from threading import Event, Thread, current_thread
@@ -38,8 +38,38 @@ class RankProbe(Struct, frozen=True, kw_only=True, tag=True):
     sent_bytes: int = 0
 
 
+class Budget:
+    """What may be sent, and what has been: bytes, and seconds on the slowest rank."""
+
+    def __init__(self, command: Probe) -> None:
+        self.spent_s, self.sent_bytes = 0.0, 0
+        self._command = command
+        self._taken_of: dict[int, float] = {}  # by size
+
+    def spend(self, size: int, taken_s: float) -> None:
+        self._taken_of[size] = taken_s
+        self.spent_s += taken_s
+        self.sent_bytes += self._bytes_of(size)
+
+    def allows(self, sizes: Sequence[int]) -> bool:
+        """Whether these will be within what is allowed, as far as other sizes tell."""
+        return (
+            self.spent_s + sum(map(self._expected_s, sizes)) <= self._command.within_s
+            and self.sent_bytes + sum(map(self._bytes_of, sizes)) <= self._command.within_bytes
+        )
+
+    def _expected_s(self, size: int) -> float:
+        longest = max(self._taken_of)
+        return self._taken_of.get(size, self._taken_of[longest] * size / longest)
+
+    def _bytes_of(self, size: int) -> int:
+        return len(self._command.ways) * MESSAGES_PER_PROBE * size
+
+
 class Probing(Activity):
     """Sends on a thread and groups of its own, at the beginning of forward passes.
+
+    On the CPU only: accelerators have `queued_probing`.
 
     The network is free then, and the processors are as busy as when gradients travel. Ranks take
     turns through ``turns``, so no rank's training ever waits for this, and a rank that ends takes
@@ -49,7 +79,7 @@ class Probing(Activity):
 
     def __init__(self, command: Probe, own_groups: Sequence[OwnGroup], turns: Turns) -> None:
         self._command, self._own_groups, self._turns = command, own_groups, turns
-        self._spent_s, self._sent_bytes = 0.0, 0  # the time on the slowest rank
+        self._budget = Budget(command)
         self._found: RankProbe | Failed | None = None
         self._forward_began = Event()
         self._thread = Thread(target=self._run, name="gradweave probing", daemon=True)
@@ -78,7 +108,9 @@ class Probing(Activity):
         try:
             samples = tuple(self._samples())
             self._found = RankProbe(
-                samples=samples, taken_s=self._spent_s, sent_bytes=self._sent_bytes
+                samples=samples,
+                taken_s=self._budget.spent_s,
+                sent_bytes=self._budget.sent_bytes,
             )
         except Ended:
             self._found = RankProbe(samples=())
@@ -104,12 +136,11 @@ class Probing(Activity):
         is_sharded = any(way.operation in OPERATIONS["both"] for way in self._command.ways)
         lanes = Lanes(communicators if is_sharded else ())
         try:
-            taken_of: dict[int, float] = {}  # by size
             for number in count():
                 repeat, place = divmod(number, len(self._command.sizes_bytes))
                 size = self._command.sizes_bytes[place]
                 is_sure = repeat == 0 and place < self._command.surely
-                if repeat == MOST_REPEATS or not (is_sure or self._may_send(size, taken_of)):
+                if repeat == MOST_REPEATS or not (is_sure or self._budget.allows([size])):
                     return
                 if number > 0:
                     self._wait_for_forward()
@@ -121,26 +152,12 @@ class Probing(Activity):
                 (taken_s,) = largest(
                     group, [time.perf_counter() - began_s], device=group_device(group)
                 )
-                taken_of[size] = taken_s
-                self._spent_s += taken_s
-                self._sent_bytes += self._bytes_of(size)
+                self._budget.spend(size, taken_s)
         finally:
             lanes.close(STOPPED_WITHIN_S)
 
-    def _bytes_of(self, size: int) -> int:
-        return len(self._command.ways) * MESSAGES_PER_PROBE * size
-
-    def _may_send(self, size: int, taken_of: Mapping[int, float]) -> bool:
-        """Whether that will be within what is allowed, as far as other sizes tell."""
-        longest = max(taken_of)
-        expected_s = taken_of.get(size, taken_of[longest] * size / longest)
-        return (
-            self._spent_s + expected_s <= self._command.within_s
-            and self._sent_bytes + self._bytes_of(size) <= self._command.within_bytes
-        )
-
     def _wait_for_forward(self) -> None:
-        """Until all ranks are in a forward pass that nothing was sent beside."""
+        """Wait until all ranks are in a forward pass that nothing was sent beside."""
         self._forward_began.wait()
         self._forward_began.clear()
         self._turns.take()
@@ -149,13 +166,11 @@ class Probing(Activity):
         self, communicator: Communicator, lanes: Lanes, way: Way, nbytes: int
     ) -> Iterator[MessageSample]:
         device = group_device(communicator.group)
-        messages = torch.zeros(STREAMED, max(1, nbytes // 4), device=device)
+        messages = torch.zeros(STREAMED, max(1, nbytes // 4))
 
         def timed_s(count: int) -> float:
             started_s = time.perf_counter()
             send_in_turn(communicator, lanes, way, list(messages[:count]))
-            if device.type != "cpu":
-                torch.accelerator.synchronize()
             return time.perf_counter() - started_s
 
         timed_s(1)  # brings ranks together

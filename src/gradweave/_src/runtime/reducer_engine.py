@@ -2,11 +2,10 @@
 
 import weakref
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave._src.measure.clocks import clock_for
+from gradweave._src.clocks import clock_for
 from gradweave._src.plan import Plan
 from gradweave._src.runtime.message_log import MessageLog
 from gradweave._src.runtime.step_clock import LastGradient
@@ -47,9 +46,6 @@ class ReducerEngine:
 
     def step_is_over(self) -> bool:
         """Whether there was a synchronised backward pass since this was asked last."""
-        if self._live.device.type != "cpu":
-            # Whoever is told something after a pass must have waited for it. (Not run here.)
-            torch.accelerator.synchronize()
         is_over, self._noted = has_reduced_since(self._live, self._noted)
         return is_over
 

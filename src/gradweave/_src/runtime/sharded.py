@@ -20,13 +20,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from gradweave._src.clocks import clock_for
 from gradweave._src.comm.groups import world_group
-from gradweave._src.comm.lanes import LANES
+from gradweave._src.comm.lanes import lanes_for
 from gradweave._src.comm.own_group import OwnGroup
-from gradweave._src.comm.small_messages import broadcast_bytes, group_device
+from gradweave._src.comm.small_messages import broadcast_bytes
+from gradweave._src.device_order import Order, wait_for
 from gradweave._src.errors import CollectiveError, RequestError
 from gradweave._src.measure.alignment import clock_offset_s
-from gradweave._src.measure.clocks import clock_for
 from gradweave._src.measure.spans import SpanRecorder
 from gradweave._src.plan import Plan
 from gradweave._src.planning import BOTH_PASSES_COLLECTIVE
@@ -41,7 +42,7 @@ from gradweave._src.runtime.parameters import modules_with_sparse_gradients
 from gradweave._src.runtime.phase_news import PhaseNews
 from gradweave._src.runtime.plan_cache import PlanCache, open_cache, watching
 from gradweave._src.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
-from gradweave._src.runtime.planned import Planned
+from gradweave._src.runtime.planned import Captures, Planned
 from gradweave._src.runtime.same_wrapping import (
     WRAPPER,
     SameWrapping,
@@ -73,33 +74,48 @@ BASELINE = "the first buckets"
 class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
     """A wrapper whose ``parameters()`` are this rank's shards of the model's.
 
-    Wrap the model, then make the optimizer from ``wrapper.parameters()`` (``named_parameters()``
-    for groups); everything else is as with DistributedDataParallel. The model's own parameters are
-    complete, and the same on all ranks, wherever a module reads them and in ``state_dict()``; to
-    read them elsewhere call ``synchronise()`` first.
+    Use it where communication is to run beside backward and beside the next forward, or where
+    optimizer state must be shared out; docs/sharded.md says when that pays. Wrap the model, then
+    make the optimizer from ``wrapper.parameters()`` (``named_parameters()`` for groups); everything
+    else is as with DistributedDataParallel. The model's own parameters are complete, and the same
+    on all ranks, wherever a module reads them and in ``state_dict()``; to read them elsewhere call
+    ``synchronise()`` first.
 
     It plans for both passes as DistributedDataParallel does for one, while training goes on; that
     needs optimizers of torch's, for what they know of an element moves with it.
 
-    ``planner``           which plan to try first, as `gradweave plan --planner`.
-    ``plan``              a Plan or Recipe, or a file of one: nothing is recorded or tried. With one
-                          for the backward pass alone nothing is sharded: gradients are all-reduced.
-    ``cache``             a folder for the plans that are found, with which the next run begins, as
-                          DistributedDataParallel has it (default: GRADWEAVE_CACHE; empty: none).
-    ``collective``        "auto", or how every bucket travels: "ring", "halving-doubling", "native".
-    ``process_group``     the ranks that train together (default: all).
-    ``broadcast_buffers`` rank 0's buffers for all, before each forward pass.
-    ``record_steps``      how many steps are recorded, after two for warming up.
-    ``trial_steps``       how many steps a plan is timed for in each of its turns; 0 trusts the
-                          prediction.
-    ``replan_when``       plan again when steps take another time by this share.
-    ``timeline``          note when each message travelled, for ``timelines()``.
-    ``make_group``        makes another process group of the same ranks; it is called once for each
-                          thread that sends messages, and as often for those beside the training.
-    ``elementwise``       classes of optimizers, beside torch's, that update each element by itself:
-                          others are warned of, for a shard is a flat part of a parameter.
-    ``updates_by_bucket`` a step of the optimizer updates the bucket that forward needs first, and
-                          the others while it travels. For ranks whose cores idle meanwhile.
+    Args:
+        module: the model.
+        planner: which plan to try first, as `gradweave plan --planner`.
+        plan: a Plan or Recipe, or a file of one: nothing is recorded or tried. With one for the
+            backward pass alone nothing is sharded: gradients are all-reduced.
+        cache: a folder for the plans that are found, with which the next run begins, as
+            DistributedDataParallel has it (default: GRADWEAVE_CACHE; empty: none).
+        collective: "auto", or how every bucket travels: "ring", "halving-doubling", "native".
+        process_group: the ranks that train together (default: all).
+        broadcast_buffers: whether rank 0's buffers go to all before each forward pass.
+        record_steps: how many steps are recorded, after two for warming up.
+        trial_steps: how many steps a plan is timed for in each of its turns; 0 trusts the
+            prediction.
+        replan_when: plan again when steps take another time by this share.
+        timeline: note when each message travelled, for ``timelines()``.
+        make_group: makes another process group of the same ranks; it is called once for each thread
+            that sends messages, and as often for those beside the training.
+        elementwise: classes of optimizers, beside torch's, that update each element by itself:
+            others are warned of, for a shard is a flat part of a parameter.
+        updates_by_bucket: a step of the optimizer updates the bucket that forward needs first, and
+            the others while it travels. That is for ranks whose cores idle meanwhile.
+
+    Raises:
+        RequestError: if an option means nothing, options differ between ranks, or the model cannot
+            be sharded; one line, on all ranks.
+        PlanMismatch: if the given plan is not one for this model.
+
+    Examples:
+        >>> model = gradweave.ShardedDataParallel(model)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> model(batch).sum().backward()
+        >>> optimizer.step()
     """
 
     _baseline = BASELINE
@@ -154,10 +170,12 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             }
         )
         self._clock = clock = StepClock(clock_for(self._device))
+        self._captures = Captures(self._device, clock)
         self._recorder, self._clock_offset_s = None, 0.0
         if timeline:
             self._clock_offset_s = clock_offset_s(group)
-            self._recorder = SpanRecorder({p: name for name, p in self._full.items()})
+            names = {p: name for name, p in self._full.items()}
+            self._recorder = SpanRecorder(names, clock=clock_for(self._device))
         self._numbers = LiveNumbers(clock, self._recorder)
         self._plan_cache = None
         if plan is None and group.size() > 1:
@@ -188,7 +206,8 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             elementwise=elementwise,
             updates_by_bucket=updates_by_bucket,
         )
-        own_groups = [OwnGroup(group, make_group) for _ in range(LANES if plans else 0)]
+        lanes = lanes_for(self._device) if plans else 0
+        own_groups = [OwnGroup(group, make_group) for _ in range(lanes)]
         self._driver: Driver | None = None
         can_tell_others = group.size() > 1 and Noticeboard.can_be_made(group)
         board = Noticeboard(group) if can_tell_others else None
@@ -208,16 +227,19 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         closing.atexit = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model's forward pass, whose modules wait for parameters that are on their way."""
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
-        if self._news is not None:
+        is_planning = self._driver is not None
+        is_timed = not self._captures.has_begun(is_planning=is_planning)
+        if self._news is not None and is_timed:
             self._news.forward_begins()
-        self._engine.begin_forward(is_synchronised=is_synchronised)
-        if self._driver is not None and torch.is_grad_enabled():
+        self._engine.begin_forward(is_synchronised=is_synchronised, is_timed=is_timed)
+        if self._driver is not None and torch.is_grad_enabled() and is_timed:
             self._driver.forward_begins(batch_size((inputs, kwargs)))
         if is_synchronised and self.broadcast_buffers:
             self._broadcast_buffers()
         output = self._engine.call(*inputs, **kwargs)
-        self._engine.end_forward(is_synchronised=is_synchronised)
+        self._engine.end_forward(is_synchronised=is_synchronised, is_timed=is_timed)
         return output
 
     def _broadcast_buffers(self) -> None:
@@ -231,7 +253,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
 
     def end_step(self) -> None:
         """Optimizers have stepped all shards; all ranks come here alike, so buckets may change."""
-        if self._driver is not None:
+        if self._driver is not None and not self._captures.has_begun(is_planning=True):
             self._driver.step_over()
             found = self.findings()
             if self._plan_cache is not None:
@@ -251,7 +273,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             self.require_backward_grad_sync = before
 
     def join(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not with shards: a rank without data would still have to update its own."""
+        """Refuse: a rank without data would still have to update its shards."""
         del args, kwargs
         raise RequestError(
             "ShardedDataParallel has no join(): every rank updates its shard in every step; give "
@@ -259,16 +281,16 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         )
 
     def join_hook(self, **kwargs: Any) -> NoReturn:
-        """What torch.distributed.algorithms.Join asks for."""
+        """Return what torch.distributed.algorithms.Join asks for."""
         self.join(**kwargs)
 
     def slow_ranks(self, *, steps: int = KEPT_STEPS) -> tuple[SlowRank, ...]:
-        """As DistributedDataParallel has it; what is on its way arrives first."""
+        """Return what DistributedDataParallel does; what is on its way arrives first."""
         self.synchronise()
         return super().slow_ranks(steps=steps)
 
     def synchronise(self) -> None:
-        """Until the model's parameters are complete on this rank."""
+        """Wait until the model's parameters are complete on this rank."""
         self._engine.synchronise()
 
     def gather(self) -> None:
@@ -284,7 +306,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         recurse: bool = True,  # noqa: FBT001, FBT002 torch's signature
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's shards, flat, some without elements; frozen parameters as they are."""
+        """Yield this rank's shards, flat, some of them empty, and frozen parameters as they are."""
         found = super().named_parameters(prefix, recurse, remove_duplicate)
         shards = self._engine.shards.by_name
         shard_of = {full: shards[name] for name, full in self._full.items()}
@@ -303,23 +325,20 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """As torch.nn.utils.clip_grad_norm_, by the norm over all ranks' shards."""
+        """Clip as torch.nn.utils.clip_grad_norm_ does, by the norm over all ranks' shards."""
         norm = torch.nn.utils.get_total_norm(self._engine.shards.counted_gradients(), norm_type)
-        norm = norm.to(group_device(self.process_group), torch.float64)  # alike without any
+        norm = norm.to(self._device, torch.float64)  # alike without any
         options = dist.AllreduceOptions()
         is_largest = norm_type == float("inf")
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM)
         norm = norm if is_largest else norm**norm_type
-        self.process_group.allreduce([norm], options).wait()
+        wait_for(self.process_group.allreduce([norm], options), Order.NORM_AFTER_SUM)
         norm = norm if is_largest else norm ** (1 / norm_type)
         torch.nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
         return norm
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole model's, with the names of DistributedDataParallel's.
-
-        Rank 0 may ask alone where each step updates all shards with one optimizer of torch's.
-        """
+        """Return the whole model's, with the names that DistributedDataParallel's has."""
         self.synchronise()
         return super().state_dict(*args, **kwargs)
 
@@ -331,15 +350,11 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         return super().load_state_dict(*args, **kwargs)
 
     def optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Of all shards together, as if the whole model had been optimized here.
-
-        Call it on every rank. It can be loaded with any number of ranks and any plan, and without
-        this wrapper.
-        """
+        """Return the state of all shards together, as if the whole model were optimized here."""
         return self._engine.whole_state(optimizer)
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """This rank's part of it."""
+        """Take over this rank's part of what ``optimizer_state_dict`` returned."""
         self._engine.load_whole_state(optimizer, state)
 
     @property
@@ -357,10 +372,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         return self._engine.plan
 
     def owned(self, name: str) -> OwnedPart | None:
-        """Which elements of a parameter this rank updates by the present plan.
-
-        None for one that was frozen when the model was wrapped: it is not sharded.
-        """
+        """Say which elements of a parameter this rank updates by the present plan."""
         return self._engine.shards.owned(name) if name in self._full else None
 
     def know(self, optimizer: Optimizer) -> None:

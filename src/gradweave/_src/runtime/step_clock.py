@@ -1,6 +1,5 @@
 """How long this rank takes for each phase of its steps."""
 
-import time
 import weakref
 from array import array
 from collections import deque
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from gradweave._src.measure.clocks import Clock
+from gradweave._src.clocks import Clock, have_passed
 from gradweave._src.phases import PHASES, Phase, Phases
 from gradweave._src.results import StageBegin
 from gradweave._src.torch_internals import (
@@ -22,6 +21,8 @@ from gradweave._src.torch_internals import (
 
 # Whose phases are kept: enough for medians that a slow step does not move.
 KEPT_STEPS = 64
+# So many marks of steps wait to be looked at, where nobody asks.
+LOOKED_AT_AFTER = 16
 
 Marks = list[tuple[Phase, object]]
 
@@ -29,31 +30,45 @@ Marks = list[tuple[Phase, object]]
 class StepClock:
     """Marks where phases begin, as cheaply as a clock can be read; asked for lengths later.
 
-    ``step_s`` has the length of every step since the first, by the host's clock; ``stages`` are
-    those of planning, as somebody says that they begin.
+    ``stages`` are those of planning, as somebody says that they begin.
     """
 
-    def __init__(self, clock: Clock, *, now_s: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.begun = 0  # forward passes whose gradients are to travel; whoever calls counts them
-        self.step_s = array("d")
+        self.steps = 0  # how many have ended
         self.stages: list[StageBegin] = []
-        self._clock, self._now_s = clock, now_s
+        self._clock = clock
+        self._step_s = array("d")  # as far as they are known, the first one's too
+        self._ends: deque[object] = deque()  # from the last step that is known on
         self._kept: deque[tuple[Marks, object]] = deque(maxlen=KEPT_STEPS)
         self._marks: Marks = []  # of the step under way; empty before the first has ended
         self._phase: Phase | None = None
         self._is_synchronised = self._is_whole = False
-        self._ended_s: float | None = None  # the step before
-        self._began_s: float | None = None  # the first step
-        self._first_s = 0.0  # how long it took
 
     @property
-    def steps(self) -> int:
-        """How many have ended."""
-        return len(self.step_s) + (self._ended_s is not None)
+    def step_s(self) -> Sequence[float]:
+        """How long each step since the first took, as far as that is known without waiting."""
+        self._look()
+        return self._step_s[1:]
+
+    @property
+    def last_step_s(self) -> float | None:
+        """Return how long the last step took; None where no second one has ended."""
+        self._look()
+        return self._step_s[-1] if len(self._step_s) > 1 else None
 
     def all_step_s(self) -> list[float]:
-        """Also the first, from when its forward pass began."""
-        return [self._first_s, *self.step_s] if self.steps else []
+        """Also the first, from when its forward pass began; waits for those under way."""
+        if self._ends:
+            self._clock.wait_until(self._ends[-1])
+        self._look()
+        return list(self._step_s)
+
+    def _look(self) -> None:
+        """At the steps that are over by now: on an accelerator later than they were asked for."""
+        ends, clock = self._ends, self._clock
+        while len(ends) > 1 and have_passed(clock, (ends[0], ends[1])):
+            self._step_s.append(clock.seconds(ends.popleft(), ends[0]))
 
     def stage_begins(self, stage: str) -> None:
         """Call it where a stage of planning may have begun; phases from before are forgotten."""
@@ -71,8 +86,8 @@ class StepClock:
         return self._is_synchronised and self._phase == "backward"
 
     def forward_begins(self, *, is_synchronised: bool) -> None:
-        if self._began_s is None:
-            self._began_s = self._now_s()
+        if not self._ends:
+            self._ends.append(self._clock.mark())
         # Otherwise the pass before had no end that could be seen.
         self._is_whole &= self._phase == "input" or not self._is_synchronised
         self._is_synchronised = is_synchronised
@@ -92,14 +107,11 @@ class StepClock:
         """Nothing of this pass is on its way any more: the step is over."""
         if not self._is_synchronised or self._phase not in {"backward", "network"}:
             return
-        now_s = self._now_s()
-        if self._ended_s is None:
-            assert self._began_s is not None, "a pass has begun"
-            self._first_s = now_s - self._began_s
-        else:
-            self.step_s.append(now_s - self._ended_s)
-        self._ended_s = now_s
         end = self._clock.mark()
+        self.steps += 1
+        self._ends.append(end)
+        if len(self._ends) > LOOKED_AT_AFTER:
+            self._look()
         if self._marks and self._is_whole:
             self._kept.append((self._marks, end))
         self._marks, self._phase, self._is_whole = [("input", end)], "input", True
@@ -120,15 +132,20 @@ class StepClock:
             self._begin(phase)
 
     def phases(self) -> list[Phases]:
-        """Of the last steps, as far as all of their phases were seen."""
-        return [_lengths(self._clock, marks, end) for marks, end in self._kept]
+        """Return the phases of the last steps, as far as all of them were seen and are over."""
+        kept = [one for one in self._kept if self._clock.has_passed(one[1])]
+        return [_lengths(self._clock, marks, end) for marks, end in kept]
 
     def last_phases(self) -> Phases | None:
-        """Of the last step that can be told without waiting for an accelerator."""
+        """Return the phases of the last step that is told without waiting for an accelerator."""
         for marks, end in reversed(self._kept):
             if self._clock.has_passed(end):
                 return _lengths(self._clock, marks, end)
         return None
+
+    def looks_away(self) -> None:
+        """The pass that begins is captured, not run: nothing of it can be timed."""
+        self._marks, self._phase, self._is_synchronised, self._is_whole = [], None, False, False
 
     def forget(self) -> None:
         """Keep no phases of steps up to now: something has changed."""

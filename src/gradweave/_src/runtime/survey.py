@@ -9,6 +9,7 @@ from torch import nn
 
 from gradweave._src.measure.backward import (
     Iteration,
+    Marks,
     RankTimes,
     observing,
     rank_times,
@@ -47,6 +48,7 @@ class Survey(Activity):
         self._name, self._parameters = type(module).__name__, parameters
         self._keeps_declared_order = keeps_declared_order
         self._steps_left, self._to_record = WARMUP_STEPS + steps, steps
+        self._marked: list[Marks] = []  # what is not over yet
         self._observed: list[Iteration] = []
         self._batch_size = 1
         self._passes, self._passes_by_step = 0, list[int]()
@@ -60,21 +62,23 @@ class Survey(Activity):
         self._observer.begin()
 
     def step_over(self) -> None:
-        iteration = self._observer.iteration()
+        marks = self._observer.marks()
         self._observer.begin()
         passes, self._passes = self._passes, 0
         if self._steps_left == 0:
             return
         self._steps_left -= 1
-        if self._steps_left < self._to_record and iteration is not None and iteration.ready_s:
-            self._observed.append(iteration)
+        if self._steps_left < self._to_record and marks is not None and marks.ready:
+            self._marked.append(marks)
             self._passes_by_step.append(max(1, passes))
         if self._steps_left == 0:
             self._open.close()  # until all ranks have been told there is nothing more to note
 
     def part(self) -> RankSurvey | Failed | None:
-        """What this rank has found; None while it goes on."""
-        if self._steps_left:
+        """What this rank has found; None while it goes on, here or on an accelerator."""
+        while self._marked and self._marked[0].have_passed():
+            self._observed.append(self._marked.pop(0).iteration())
+        if self._steps_left or self._marked:
             return None
         if not self._observed:
             return Failed("no step had a backward pass")

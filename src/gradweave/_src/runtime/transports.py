@@ -17,6 +17,7 @@ from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.comm.rounding.eight_bits import compile_kernels
 from gradweave._src.comm.worker import SENDING, CommunicationThread, future_on
 from gradweave._src.compression import KEEPS_ERRORS, ROUNDED
+from gradweave._src.device_order import Order, is_capturing, keep_for_current
 from gradweave._src.errors import CollectiveError
 from gradweave._src.measure.spans import SpanRecorder
 from gradweave._src.plan import Plan
@@ -25,6 +26,7 @@ from gradweave._src.runtime.message_log import MessageLog
 from gradweave._src.runtime.options import Options, first_collective
 from gradweave._src.sparse.training import SparseTraining
 from gradweave._src.torch_internals import (
+    begun_sum,
     changes_in_place,
     is_in_backward,
     named_range,
@@ -53,7 +55,7 @@ class Transport(Protocol):
     ) -> Done: ...
 
     def name_of(self, bucket: int) -> str:
-        """For people."""
+        """Return how the bucket travels, as people read it."""
         ...
 
 
@@ -103,7 +105,7 @@ class DenseTransport:
                 return self._sum_and_keep(gradient, way, self._carried.of_bucket(layout, gradient))
             self._carried.give_back(layout, gradient)
         if way == "native":
-            return self._group.allreduce([gradient]).get_future()
+            return begun_sum(self._group, gradient)
         return self._thread.submit("all-reduce", gradient, collective=way)
 
     def _sum_and_keep(self, gradient: torch.Tensor, way: str, carried: torch.Tensor) -> Done:
@@ -112,11 +114,12 @@ class DenseTransport:
 
         def run() -> None:
             with named_range(SENDING, "all-reduce", gradient.nbytes, way):
+                keep_for_current(carried, Order.CARRIED_KEPT)
                 gradient.add_(carried)
                 carried.zero_()
                 thread.communicator.run("all-reduce", gradient, collective=way, dropped=carried)
 
-        return thread.submit_task(run, gradient)
+        return thread.submit_task(run, gradient, blocks=False)
 
     @property
     def _thread(self) -> CommunicationThread:
@@ -241,8 +244,10 @@ def send_bucket(
     """Average a bucket over the ranks: the communication hook that torch calls."""
     number, parameters = bucket.index(), bucket.parameters()
     gradient: torch.Tensor = bucket.buffer()
-    recorder, log = state.recorder, state.log
-    ready_s = 0.0 if recorder is None else recorder.ready()
+    # What is captured now is done later, and how often is not known.
+    is_noted = not is_capturing(gradient.device)
+    recorder, log = (state.recorder, state.log) if is_noted else (None, None)
+    complete = None if recorder is None else recorder.ready()
     ready = None if log is None else log.clock.mark()
 
     def finish(future: Done) -> torch.Tensor:
@@ -250,8 +255,8 @@ def send_bucket(
             future.value()
         except Exception as error:
             raise state.failed(number, error) from error
-        if recorder is not None:
-            recorder.done(ready_s, parameters, gradient.nbytes)
+        if recorder is not None and complete is not None:
+            recorder.done(complete, parameters, gradient.nbytes)
         if log is not None:
             by = state.transport.name_of(number)
             log.done(ready, operation="all-reduce", collective=by, nbytes=gradient.nbytes)

@@ -11,11 +11,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from gradweave._src.clocks import clock_for
+from gradweave._src.device_order import is_capturing
 from gradweave._src.errors import RequestError
 from gradweave._src.measure import spans
 from gradweave._src.measure.alignment import clock_offset_s
 from gradweave._src.measure.backward import slowest_rank, trace_of
-from gradweave._src.measure.clocks import clock_for
 from gradweave._src.measure.spans import SpanRecorder, aligned_timelines
 from gradweave._src.network import Network
 from gradweave._src.plan import Plan
@@ -67,15 +68,33 @@ NATIVE = Travel("native")
 def watch(ddp: TorchDDP) -> "Watched":
     """Note what torch's own wrapper does, for ``metrics()``, ``timelines()`` and ``save_run()``.
 
-    Call it on every rank, before the first backward pass. Buckets travel as they do without it and
-    weights stay the same bits; a hook in Python notes when each of them was ready and done, and for
-    a few steps it is recorded when gradients are ready.
+    Use it to compare a training as it is with one of ours. Call it on every rank, before the first
+    backward pass. Buckets travel as they do without it and weights stay the same bits; a hook in
+    Python notes when each of them was ready and done, and for a few steps it is recorded when
+    gradients are ready.
+
+    Args:
+        ddp: a model in torch.nn.parallel.DistributedDataParallel, without a communication hook.
+
+    Raises:
+        RequestError: if it is not torch's own wrapper, or has a hook already.
+
+    Examples:
+        >>> ddp = torch.nn.parallel.DistributedDataParallel(model)
+        >>> watched = gradweave.watch(ddp)
+        >>> for _ in range(8):
+        ...     ddp(batch).sum().backward()
+        >>> watched.save_run("runs/torch")
     """
     return Watched(ddp)
 
 
 class Watched:
-    """What is known of a training by torch's wrapper, which it does not keep alive."""
+    """What is known of a training by torch's wrapper; ``watch`` returns it.
+
+    It does not keep the wrapper alive, and tells of it as the wrappers of Gradweave tell of
+    themselves.
+    """
 
     def __init__(self, ddp: TorchDDP) -> None:
         _check(ddp)
@@ -84,7 +103,8 @@ class Watched:
         self._model = type(ddp.module).__name__
         self._clock = StepClock(clock_for(ddp.device))
         names = {parameter: name for name, parameter in self._parameters.items()}
-        self._recorder = SpanRecorder(names, kept_steps=KEPT_STEPS)
+        clock = clock_for(ddp.device)
+        self._recorder = SpanRecorder(names, kept_steps=KEPT_STEPS, clock=clock)
         self._numbers = LiveNumbers(self._clock, self._recorder)
         self._reduced: list[int] = []  # what torch says of the last pass that was averaged
         self._survey: Survey | None = Survey(
@@ -105,20 +125,22 @@ class Watched:
         closing.atexit = False
 
     def metrics(self) -> Metrics:
-        """A few numbers of the last step, as the wrappers of Gradweave have them."""
-        steps = self._recorder.messages()
+        """Return a few numbers of the last step, as the wrappers of Gradweave have them."""
         return self._numbers.of(
             stage=self._clock.stages[-1].stage,
-            messages=len(steps[-1]) if steps else None,
+            messages=self._recorder.message_count(),
             predicted=None,
         )
 
     def timeline(self) -> Timeline:
-        """The last step as this rank saw it."""
+        """Return the last step as this rank saw it."""
         return self._recorder.timeline()
 
     def timelines(self) -> list[Timeline]:
-        """The last step on every rank, on one clock. Call it on every rank, between two steps."""
+        """Return the last step on every rank, on one clock.
+
+        Call it on every rank, between two steps.
+        """
         group = self._group
         return aligned_timelines(self._recorder, group, clock_offset_s(group))
 
@@ -164,7 +186,7 @@ class Watched:
         return group
 
     def _notes(self) -> "WatchedNotes":
-        if not self._clock.steps or not self._recorder.messages():
+        if not self._clock.steps or self._recorder.message_count() is None:
             raise RequestError("no step was seen to end; save the run after some steps")
         self._end_step()
         return WatchedNotes(
@@ -229,6 +251,9 @@ class Watched:
     ) -> None:
         if not torch.is_grad_enabled():
             return
+        if not is_compiling and is_capturing(ddp.device):
+            self._clock.looks_away()
+            return
         if self._survey is not None and (is_compiling or is_compiled(ddp.module)):
             self._survey.close()  # its hooks would be compiled, too
             self._survey = None
@@ -248,8 +273,8 @@ class Watched:
     def _forward_ends(
         self, ddp: TorchDDP, args: object, output: object, *, is_compiling: bool
     ) -> None:
-        del args, output, is_compiling
-        if not torch.is_grad_enabled():
+        del args, output
+        if not torch.is_grad_enabled() or (not is_compiling and is_capturing(ddp.device)):
             return
         if ddp.require_backward_grad_sync:
             self._recorder.backward()
@@ -306,7 +331,7 @@ def _close(last_gradient: LastGradient, survey: Survey) -> None:
 
 
 def _check(ddp: object) -> None:
-    """Before anything is hooked on."""
+    """Refuse what cannot be watched, before anything is hooked on."""
     if isinstance(ddp, Planned):
         raise RequestError(
             f"{type(ddp).__name__} of Gradweave is watched by itself; call its own save_run() and "

@@ -25,6 +25,8 @@ WORTH_A_THREAD = 0.10
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
+    """A plan that may be tried, and what an iteration is predicted to take with it."""
+
     plan: Plan
     predicted_s: float
     is_baseline: bool = False  # what would be sent without planning

@@ -164,7 +164,7 @@ Reply = (
 )
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class Told(Struct, frozen=True, kw_only=True, tag=True):
     """A reply as all ranks are told it, with how far rank 0's training was when it said so."""
 
     reply: Reply

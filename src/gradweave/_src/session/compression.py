@@ -14,13 +14,17 @@ from gradweave._src.trace import Trace
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """Predicted iterations, with compression and with the best plan without it."""
+    """Predicted iterations with compression, and with the best plan without it.
+
+    ``str()`` of it says in a sentence whether compression pays.
+    """
 
     compressed_s: float
     dense_s: float
 
     @property
     def pays(self) -> bool:
+        """Whether compression is predicted to be faster."""
         return self.compressed_s < self.dense_s
 
     def __str__(self) -> str:
@@ -55,7 +59,7 @@ def with_compression_price(
 
 
 def _least_s_per_byte(network: Network, compression: Compression, workers: int) -> float:
-    """By the links alone, where there is a formula for them."""
+    """Return the least price of a byte by the links alone, where there is a formula."""
     if network.links is None:
         return 0.0
     try:

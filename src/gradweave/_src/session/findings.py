@@ -16,7 +16,7 @@ from gradweave._src.trace import Trace
 
 
 class Stage(StrEnum):
-    """How far planning has come."""
+    """How far planning has come; its members are texts, such as "settled"."""
 
     NOT_BEGUN = "not begun"
     RECORDING = "recording"  # when gradients are ready
@@ -27,7 +27,10 @@ class Stage(StrEnum):
 
 
 class Findings(Struct, frozen=True, kw_only=True):
-    """What the session has found out so far."""
+    """What planning has found out so far; ``findings()`` of a wrapper returns it.
+
+    What is not known yet, or will never be, is None; ``note`` then says why.
+    """
 
     stage: Stage = Stage.NOT_BEGUN
     steps: int = 0  # taken by now, since the first

@@ -78,7 +78,11 @@ def typical(steps: Sequence[Phases]) -> Typical | None:
 
 
 class SlowRank(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank that lets others wait. Several stand in order, the worst first."""
+    """A rank that lets others wait; ``slow_ranks()`` of a wrapper returns them, the worst first.
+
+    ``str()`` of it is a sentence that names the rank, its phase, and what a step would take
+    without.
+    """
 
     rank: int
     host: str | None
@@ -89,13 +93,14 @@ class SlowRank(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def gain_s(self) -> float:
+        """How much shorter a step would be without it."""
         return self.step_s - self.step_without_s
 
     def __str__(self) -> str:
         return self._said("a step would take")
 
     def after_others(self) -> str:
-        """Its sentence where others stand before it."""
+        """Return its sentence for where others stand before it."""
         return self._said("without that, too, a step would take")
 
     def _said(self, would: str) -> str:
@@ -280,7 +285,7 @@ def _noise(parts: Sequence[float]) -> float:
 
 
 def _error_s(ranks: Sequence[Typical], rank: int, phase: Phase) -> float:
-    """Of the difference between a rank and the median rank."""
+    """Return the error of the difference between a rank and the median rank."""
     errors_s = [one.errors.seconds(phase) for one in ranks]
     return hypot(errors_s[rank], median(errors_s))
 
@@ -308,5 +313,5 @@ def _slowest(phases: Sequence[Phases]) -> Phases:
 
 
 def _step_s(ranks: Sequence[Typical]) -> float:
-    """As all ranks see it, for a step ends on all of them together."""
+    """Return a step as all ranks see it, for it ends on all of them together."""
     return median(median(part.step_s for part in one.parts) for one in ranks)

@@ -35,18 +35,19 @@ class Visit(Struct, frozen=True, kw_only=True):
 
     @property
     def step_s(self) -> float:
+        """The median step of this visit."""
         return median(self.steps_s)
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """A candidate in real training steps."""
+    """A candidate in real training steps; ``Findings.trials`` has those that were tried."""
 
     candidate: Candidate
     visits: tuple[Visit, ...] = ()
 
     @property
     def rounds_s(self) -> tuple[float, ...]:
-        """Of each visit the median step."""
+        """The median step of each visit."""
         return tuple(visit.step_s for visit in self.visits)
 
     @property
@@ -56,6 +57,7 @@ class Trial(Struct, frozen=True, kw_only=True):
         return mean(plain_s or self.rounds_s)
 
     def with_visit(self, visit: Visit) -> "Trial":
+        """Return the trial with one more visit."""
         return replace(self, visits=(*self.visits, visit))
 
 

@@ -27,7 +27,25 @@ logger = logging.getLogger(__name__)
 
 
 def save(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
-    """This rank's file, whole or not at all. A folder is for one checkpoint of all ranks."""
+    """Write this rank's state to its file in a folder, all of it or nothing, and return the file.
+
+    A folder is for one checkpoint of all ranks.
+
+    Args:
+        state: what ``sparse_state_dict()`` of a wrapper or ``state_dict()`` of a hook's state
+            returned.
+        folder: is made where it is not there.
+
+    Raises:
+        OSError: if it cannot be written.
+
+    Examples:
+        >>> model = gradweave.DistributedDataParallel(model, compression="gtopk:0.01")
+        >>> model(batch).sum().backward()
+        >>> file = gradweave.sparse_checkpoint.save(model.sparse_state_dict(), "residuals")
+        >>> state = gradweave.sparse_checkpoint.load("residuals", rank=0, ranks=1)
+        >>> model.load_sparse_state_dict(state)
+    """
     path = Path(folder) / _file_name(state["rank"], state["ranks"])
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file, _checksums():
@@ -53,11 +71,20 @@ def _checksums() -> Iterator[None]:
 
 
 def load(folder: str | os.PathLike[str], *, rank: int, ranks: int) -> dict[str, Any]:
-    """The state for one of so many ranks.
+    """Return the state for one of so many ranks, for ``load_sparse_state_dict``.
 
     Where there were as many when it was saved, only this rank's file is needed. Otherwise all files
     are, and residuals are redistributed: their sums over the ranks stay what they are, as do the
     means of velocities.
+
+    Args:
+        folder: what ``save`` was given.
+        rank: this rank.
+        ranks: how many there are now.
+
+    Raises:
+        RequestError: if files are missing, or of several trainings.
+        FormatError: if a file is damaged.
     """
     names = [entry.name for entry in Path(folder).glob("sparse-*.pt")]
     counts = {int(match[1]) for name in names if (match := re.search(r"-of-(\d+)\.pt$", name))}

@@ -18,11 +18,11 @@ def places_below(elements: Iterable[int], below: int) -> list[slice]:
 
 
 def take_out(flat: torch.Tensor, places: Sequence[slice]) -> torch.Tensor:
-    """What lies there, one behind the other on the host, ready to be summed; zeros are left."""
+    """What lies there, one behind the other, ready to be summed; zeros are left."""
     taken = torch.cat([flat[place] for place in places] or [flat[:0]])
     for place in places:
         flat[place] = 0
-    return taken.to("cpu", carried_type(flat.dtype))
+    return taken.to(carried_type(flat.dtype))
 
 
 def put_back(whole: torch.Tensor, flat: torch.Tensor, places: Sequence[slice]) -> None:

@@ -14,7 +14,7 @@ from gradweave._src.torch_internals import changes_in_place, when_backward_ends
 
 
 class Fate(IntEnum):
-    """Of a parameter's gradient; where ranks differ, the largest counts."""
+    """What became of a parameter's gradient; where ranks differ, the largest counts."""
 
     DISCARDED = 0  # set to None or zero, and no optimizer has taken a step with it
     WAITING = 1  # still there: the next pass adds to it
@@ -50,7 +50,7 @@ class GradientFates:
         self._callbacks.append(callback)
 
     def forget_callbacks(self) -> None:
-        """Of a forward pass that no backward pass has followed."""
+        """Forget the callbacks of a forward pass that no backward pass has followed."""
         self._callbacks.clear()
 
     def now(self) -> dict[str, Fate]:
@@ -72,7 +72,7 @@ class GradientFates:
         self._decided = dict.fromkeys(self._parameters, Fate.APPLIED)
 
     def begin_pass(self) -> None:
-        """Before any gradient is written, at the first of a backward pass."""
+        """Note that a backward pass begins, before any gradient is written."""
         if self._is_in_pass():
             return
         self._decide()
@@ -93,18 +93,18 @@ class GradientFates:
         if len(self._decided) == len(self._parameters):
             return
         stepped = self._steps.stepped()
+        written_to: dict[str, torch.Tensor] = {}
         for name, parameter in self._parameters.items():
             if name in self._decided:
                 continue
             if id(parameter) in stepped:
                 self._decided[name] = Fate.APPLIED
-            elif self._is_gone(name, parameter.grad):
+            elif parameter.grad is None:
                 self._decided[name] = Fate.DISCARDED
-
-    def _is_gone(self, name: str, gradient: torch.Tensor | None) -> bool:
-        if gradient is None:
-            return True
-        return self._left.get(name) != _version(gradient) and not gradient.any()
+            elif self._left.get(name) != _version(parameter.grad):
+                written_to[name] = parameter.grad
+        for name in _zeroed(written_to):
+            self._decided[name] = Fate.DISCARDED
 
     def _note_gradients(self) -> None:
         self._left = {
@@ -129,6 +129,23 @@ class _Pass:
         else:
             self.has_ended = True
             self._at_end()
+
+
+def _zeroed(gradients: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of those that are all zeros.
+
+    Whoever zeroes gradients in place without a step of an optimizer lets the host wait for an
+    accelerator here: once for all of them.
+    """
+    by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
+    for name, gradient in gradients.items():
+        by_device.setdefault(gradient.device, {})[name] = gradient.any()
+    return [
+        name
+        for found in by_device.values()
+        for name, is_any in zip(found, torch.stack(list(found.values())).tolist(), strict=True)
+        if not is_any
+    ]
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, int]:

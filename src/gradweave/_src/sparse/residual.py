@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import torch
 
+from gradweave._src.device_order import Order, keep_for_current
 from gradweave._src.errors import RequestError
-from gradweave._src.sparse.vectors import SparseVector
 
 
 @dataclass(slots=True)
@@ -25,10 +25,6 @@ class Flat:
     kept: torch.Tensor  # after the last committed step
     pending: torch.Tensor  # after this one, if it is committed
     finite: bool = True  # False: whatever is pending must be forgotten
-
-    def give_back(self, returned: SparseVector) -> None:
-        indices, values = tensors(returned, self.pending.device)
-        self.pending.index_add_(0, indices, values)
 
 
 def places_of(elements: Mapping[str, int]) -> dict[str, slice]:
@@ -71,7 +67,7 @@ class _Layout:
         return cls(tuple(parameter.shape), like.stride())
 
     def shaped(self, flat: torch.Tensor) -> torch.Tensor:
-        """A view."""
+        """Return a view in the parameter's shape."""
         return flat.as_strided(self.shape, self.strides)
 
 
@@ -108,6 +104,9 @@ class Carried:
         flat = self._flats.get(names[0]) if names else None
         if flat is None or flat.names != tuple(names):
             flat = self._lay_out(tuple(names))
+        # It may have been made on another stream than the one that sends: by a checkpoint, say.
+        for memory in (flat.kept, flat.pending):
+            keep_for_current(memory, Order.CARRIED_KEPT)
         flat.finite = True
         self._open.append(flat)
         return flat
@@ -232,6 +231,8 @@ class Carried:
             for name in old.names
             if name not in names
         }
+        for old in left.values():
+            keep_for_current(old.kept, Order.CARRIED_KEPT)
         for name, value in alone.items():
             self._flats[name] = Flat((name,), value, torch.empty_like(value))
         self._flats.update(dict.fromkeys(names, flat))
@@ -271,14 +272,6 @@ def share_of(
 def carried_type(gradient: torch.dtype) -> torch.dtype:
     """float32, or float64 where gradients are."""
     return torch.float64 if gradient == torch.float64 else torch.float32
-
-
-def tensors(
-    vector: SparseVector, device: torch.device | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices and values."""
-    indices, values = torch.from_numpy(vector.indices), torch.from_numpy(vector.values)
-    return indices.to(device), values.to(device)
 
 
 def _sums(states: Sequence[Mapping[str, torch.Tensor]], factor: float) -> dict[str, torch.Tensor]:

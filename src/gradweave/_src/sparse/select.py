@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gradweave._src.comm.staging import HostCopy
 from gradweave._src.errors import RequestError
 from gradweave._src.sparse.residual import Flat, carried_type
+from gradweave._src.sparse.threshold import take_by_threshold
 from gradweave._src.sparse.vectors import (
     SparseVector,
     add,
@@ -50,7 +52,7 @@ def radix(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
             "selection by radix needs numba; install gradweave[sparse] or use torch-topk"
         )
     if flat.pending.device.type != "cpu":
-        raise RequestError(f"radix works on the CPU, not on {flat.pending.device}; use torch-topk")
+        raise RequestError(f"radix works on the CPU, not on {flat.pending.device}; use threshold")
     pending = flat.pending.numpy()
     bits = pending.view(f"u{pending.itemsize}")
     buffer = _buffer(pending, k)
@@ -63,6 +65,11 @@ def radix(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
     if highest >= np.array(np.inf, pending.dtype).view(bits.dtype):
         return _nothing(flat, finite=False)
     return SparseVector(buffer.indices[:k], buffer.values[:k])
+
+
+def threshold(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
+    """Exactly the k largest by a threshold that is found on the device; only they leave it."""
+    return take_by_threshold(lambda: _add(flat, gradient), k)
 
 
 def torch_topk(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
@@ -102,6 +109,7 @@ def gaussian(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
 
 SELECTIONS: Mapping[str, Select] = {
     "radix": radix,
+    "threshold": threshold,
     "torch-topk": torch_topk,
     "sampled": sampled,
     "gaussian": gaussian,
@@ -115,7 +123,7 @@ def find_selection(name: str) -> Select:
 
 
 def select(flat: Flat, gradient: torch.Tensor, *, k: int, method: str) -> SparseVector:
-    """By name. A k above the number of elements takes all of them, a k of 0 none."""
+    """Select by the method of this name; a k above the number of elements takes them all."""
     chosen = find_selection(method)
     if gradient.layout is not torch.strided:
         raise RequestError(
@@ -132,14 +140,16 @@ def select(flat: Flat, gradient: torch.Tensor, *, k: int, method: str) -> Sparse
     with torch.no_grad():
         if 0 < k < gradient.numel():
             return chosen(flat, gradient, k)
-        if not torch.isfinite(_add(flat, gradient)).all():
+        if not HostCopy(torch.isfinite(_add(flat, gradient)).all()).read():
             return _nothing(flat, finite=False)
         return _take(flat, torch.arange(min(k, gradient.numel()), device=gradient.device))
 
 
 def default_selection(device: torch.device) -> str:
     """The fastest exact one there is."""
-    return "radix" if device.type == "cpu" and kernels() else "torch-topk"
+    if device.type != "cpu":
+        return "threshold"
+    return "radix" if kernels() else "torch-topk"
 
 
 def compile_kernels(gradient: torch.dtype) -> None:
@@ -200,7 +210,8 @@ def _take(flat: Flat, indices: torch.Tensor) -> SparseVector:
     values = flat.pending[indices]
     flat.pending[indices] = 0
     kind = index_type(len(flat.pending))
-    return SparseVector(indices.cpu().numpy().astype(kind), values.cpu().numpy())
+    of_indices, of_values = HostCopy(indices), HostCopy(values)
+    return SparseVector(of_indices.read().numpy().astype(kind), of_values.read().numpy())
 
 
 def _nothing(flat: Flat, *, finite: bool = True) -> SparseVector:

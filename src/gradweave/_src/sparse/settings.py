@@ -58,16 +58,41 @@ class Sparse:
             )
 
     def density_at(self, step: int) -> float:
+        """Return the share of elements that travels in this step."""
         return self.density.at(step) if isinstance(self.density, Densities) else self.density
 
     def compression_at(self, step: int) -> Compression:
-        """As plans have it, with the density of this step."""
+        """Return the compression of this step as plans have it."""
         return Compression(method=self.exchange, density=self.density_at(step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GTopK(Sparse):
-    """The k largest of the sums over all ranks."""
+    """Only the k largest of the sums over all ranks travel; the rest waits in residuals.
+
+    Give it as ``compression`` of DistributedDataParallel; docs/sparsification.md says when that
+    pays.
+
+    Args:
+        density: the share that travels: a number, or ``Densities`` by training step, which warm up
+            as the paper does where they are told how many steps an epoch has.
+        exchange: how ranks exchange them: "gtopk" (a butterfly), "gtopk-tree", "gtopk-tree-lossy"
+            or "gtopk-all-gather".
+        selection: how the largest are found (default: exactly).
+        momentum: corrected momentum before selection; the optimizer's own must be 0 then.
+        masking: whether momentum restarts where a rank's own elements have been applied.
+        clip_norm: the norm of the mean gradient without its loss scale; each rank clips each bucket
+            before selection, to its share of that.
+        dense_below: parameters with fewer elements travel whole, such as bias and normalisation.
+        whole_model: select over all parameters at once, as the paper does, instead of per bucket.
+
+    Raises:
+        RequestError: if a number is out of range, or an exchange or selection is unknown.
+
+    Examples:
+        >>> gradweave.GTopK(0.001).compression_at(step=0)
+        Compression(method='gtopk', density=0.001)
+    """
 
     exchanges: ClassVar[str] = "gtopk"
 
@@ -76,7 +101,17 @@ class GTopK(Sparse):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK(Sparse):
-    """Each rank's k largest."""
+    """Only the k largest of each rank travel, and all of them are applied.
+
+    The rest waits in residuals. It takes what ``GTopK`` takes, and its exchange is "topk".
+
+    Raises:
+        RequestError: if a number is out of range, or an exchange or selection is unknown.
+
+    Examples:
+        >>> gradweave.TopK(0.01).density_at(step=0)
+        0.01
+    """
 
     exchanges: ClassVar[str] = "topk"
 
@@ -102,6 +137,6 @@ def settings_of(given: Sparse | Compression | str) -> Sparse:
 
 
 def settings_for(compression: Compression) -> Sparse:
-    """What does as plans have it."""
+    """Return the settings that do what a plan's compression says."""
     kind = TopK if compression.method == "topk" else GTopK
     return kind(density=compression.density, exchange=compression.exchange)

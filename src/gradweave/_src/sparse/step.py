@@ -1,18 +1,30 @@
 """One bucket after the other: select, exchange, and keep what was not applied."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from gradweave._src.comm.staging import HostCopy, upload
 from gradweave._src.errors import RequestError
 from gradweave._src.sparse.dense import places_below, put_back, take_out
 from gradweave._src.sparse.exchange import Exchanged, find_exchange
 from gradweave._src.sparse.exchanger import Exchanger
-from gradweave._src.sparse.residual import Carried, keep, places_of, tensors, without
+from gradweave._src.sparse.residual import Carried, keep, places_of, without
 from gradweave._src.sparse.select import default_selection, select
 from gradweave._src.sparse.vectors import SparseVector, elements_kept, like, part_by
 from gradweave._src.sparse.warmup import MomentumCorrection, clip_local_norm, local_norm_limit
+
+
+class _Outcome(NamedTuple):
+    """What becomes of a bucket when its exchange is over: at these indices these values."""
+
+    applied: torch.Tensor
+    averages: torch.Tensor
+    averaged_whole: torch.Tensor  # of small parameters, one behind the other
+    returned: torch.Tensor
+    returned_values: torch.Tensor
+    own_applied: torch.Tensor
 
 
 class Sparsifier:
@@ -22,7 +34,8 @@ class Sparsifier:
     ``commit``, before the next step's first bucket, or ``rollback`` if the optimizer has skipped
     the step. A step made of several passes, whose gradients add up, has a ``commit`` for each, and
     all but the last are ``waiting``. ``reduce`` blocks until the exchange is over and releases the
-    GIL where it takes long.
+    GIL where it takes long. On an accelerator it waits there for copies of what is selected and of
+    small parameters, and for nothing else: it should have a thread of its own.
 
     Parameters with fewer than ``dense_below`` elements travel whole; nothing of them is left.
 
@@ -84,11 +97,12 @@ class Sparsifier:
             candidates[place] = 0
         own = take_out(candidates, places)
         # The small ones travel while the others are selected from: zeros in their place are not.
-        summed = own.clone()
+        sent_whole = own.clone()
         left_out = [*held_back]
         if dense:
-            summed += take_out(without(residual, held_back).kept.clone(), places)
+            sent_whole += take_out(without(residual, held_back).kept.clone(), places)
             left_out = [*held_back, *places]
+        summed = HostCopy(sent_whole).read()
         wait_for_sum = self.exchanger.start_sum(summed) if places else None
         method = self.selection or default_selection(gradient.device)
         selected = select(without(residual, left_out), candidates, k=k, method=method)
@@ -98,15 +112,29 @@ class Sparsifier:
             done = self.exchanger.run(selected, exchange=self.exchange, k=k, numel=gradient.numel())
         if wait_for_sum:
             wait_for_sum()
-        residual.finite = done.finite and write(
-            done.applied, summed, places, gradient, divide_by=divide_by
+        averages, averaged_whole = (
+            (sums / divide_by).to(gradient.dtype)
+            for sums in (torch.from_numpy(done.applied.values), summed)
         )
+        residual.finite = done.finite and _are_finite(averages, averaged_whole)
         if not residual.finite:
             gradient.fill_(torch.nan)
             return Exchanged(like(selected, finite=False), like(selected))
-        residual.give_back(done.returned)
+        there = _Outcome(
+            torch.from_numpy(done.applied.indices),
+            averages,
+            averaged_whole,
+            torch.from_numpy(done.returned.indices),
+            torch.from_numpy(done.returned.values),
+            torch.from_numpy(_own_applied(selected, done).indices),
+        )
+        there = _Outcome(*upload(there, gradient.device))
+        gradient.zero_()
+        gradient[there.applied] = there.averages
+        put_back(there.averaged_whole, gradient, places)
+        residual.pending.index_add_(0, there.returned, there.returned_values)
         if self.momentum and velocity:
-            self.momentum.applied(velocity, _own_applied(selected, done).indices)
+            self.momentum.applied(velocity, there.own_applied)
             put_back(own, velocity.pending, places)
             keep(velocity, held_back)
         return done
@@ -185,7 +213,7 @@ class Sparsifier:
 
 
 def _own_applied(selected: SparseVector, done: Exchanged) -> SparseVector:
-    """Of a rank's own elements those in the result, as far as it can know.
+    """Return which of a rank's own elements are in the result, as far as it can know.
 
     An index may be in the result through other ranks, and the rank's own element dropped half-way.
     """
@@ -193,18 +221,5 @@ def _own_applied(selected: SparseVector, done: Exchanged) -> SparseVector:
     return part_by(in_result, done.returned.indices).outside
 
 
-def write(
-    applied: SparseVector,
-    summed: torch.Tensor,
-    places: Sequence[slice],
-    gradient: torch.Tensor,
-    *,
-    divide_by: float,
-) -> bool:
-    """What is applied, into a flat bucket; zeros elsewhere. False: it is too large for its type."""
-    indices, values = tensors(applied, gradient.device)
-    values, summed = ((one / divide_by).to(gradient.dtype) for one in (values, summed))
-    gradient.zero_()
-    gradient[indices] = values
-    put_back(summed, gradient, places)
-    return bool(torch.isfinite(values).all() and torch.isfinite(summed).all())
+def _are_finite(*tensors: torch.Tensor) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

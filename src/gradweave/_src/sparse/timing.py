@@ -92,12 +92,16 @@ def time_selections(
 def selection_s_per_element(
     numel: int, *, like: torch.Tensor, density: float, settings: Sparse
 ) -> float:
-    """With what is done before it, for gradients like ``like``; takes a few milliseconds."""
+    """With what is done before it, for gradients like ``like``; takes a few milliseconds.
+
+    Also with the zeros into which a bucket's result is written: there are as many.
+    """
     numel = max(1, min(numel, MOST_TIMED))
     kind = carried_type(like.dtype)
     kept, pending = (torch.zeros(numel, dtype=kind, device=like.device) for _ in range(2))
     own = torch.Generator().manual_seed(0)  # training goes on drawing from torch's
     gradient = torch.randn(numel, generator=own).to(like.device, like.dtype)
+    applied = torch.empty_like(gradient)
     k, method = elements_kept(numel, density), settings.selection or default_selection(like.device)
     velocities = None
     if settings.momentum is not None:
@@ -111,6 +115,7 @@ def selection_s_per_element(
             candidates = velocities.begin(["probe"], gradient).pending
             velocities.velocities.rollback()
         select(Flat((), kept, pending), candidates, k=k, method=method)
+        applied.zero_()
 
     return _median_s(run) / numel
 
@@ -158,7 +163,7 @@ def _median_s(run: Callable[[], object]) -> float:
 
 
 def _is_exact(flat: Flat, gradient: torch.Tensor, chosen: SparseVector, k: int) -> bool:
-    """By what is left, not by another selection."""
+    """Tell it by what is left, not by another selection."""
     indices, values = torch.from_numpy(chosen.indices).long(), torch.from_numpy(chosen.values)
     total = flat.kept + gradient
     left = total.index_fill(0, indices, 0)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gradweave._src.comm.small_messages import gather_long_text, largest
+from gradweave._src.comm.staging import HostCopy
 from gradweave._src.errors import RequestError
 from gradweave._src.sparse.exchanger import Exchanger
 from gradweave._src.sparse.gradient_fates import Fate, GradientFates
@@ -24,11 +25,18 @@ HOST = torch.device("cpu")
 class _Known(NamedTuple):
     """What a rank knows when a step begins."""
 
-    was_taken: bool  # the step before
-    scale: float
-    is_idle: bool  # and so knows neither
+    scale: Callable[[], float]  # of an accelerator: waits until its copy has arrived
+    is_idle: bool  # and so does not know it
     fates: Mapping[str, Fate]  # of the gradients of the step before, by parameter
     was_idle: bool  # in the step before, and so does not know them
+
+
+class _Settled(NamedTuple):
+    """What has become of the step before."""
+
+    was_taken: bool
+    scale: float
+    fates: Mapping[str, Fate]
 
 
 class SparseTraining:
@@ -86,7 +94,7 @@ class SparseTraining:
         A rank that is idle has run out of data: it sends its residuals, and takes no steps itself.
         """
         self._unsettled = self._known(self.fates.begin(), is_idle=is_idle)
-        self._scale_before, self._was_idle = self._scale(), is_idle
+        self._was_idle = is_idle
         self.step += 1
 
     def names_of(self, parameters: Sequence[nn.Parameter]) -> list[str]:
@@ -104,7 +112,7 @@ class SparseTraining:
         frozen: Collection[str] = (),
         dense: bool = False,
     ) -> None:
-        """In place, a flat bucket of these parameters; blocks until that is done.
+        """Average a flat bucket of these parameters in place, and block until that is done.
 
         Of those that are ``frozen`` nothing is sent, and their residuals stay. A ``dense`` bucket
         is not thinned out: it takes along all that is left of earlier steps.
@@ -125,13 +133,15 @@ class SparseTraining:
     def settle(self, *, is_idle: bool) -> None:
         """The last step, before another begins: on every rank, when nothing travels."""
         self._settle(self._known(self.fates.now(), is_idle=is_idle))
-        self._scale_before = self._scale()
 
     def _known(self, fates: Mapping[str, Fate], *, is_idle: bool) -> _Known:
-        return _Known(self._was_taken(fates), self._scale(), is_idle, fates, self._was_idle)
+        return _Known(self._scale_reading(), is_idle, fates, self._was_idle)
 
     def _settle(self, mine: _Known) -> None:
-        agreed = self._agreed(mine)
+        scale = mine.scale()
+        was_taken = self._was_taken(mine.fates, scale)
+        self._scale_before = scale
+        agreed = self._agreed(mine, _Settled(was_taken, scale, mine.fates))
         if agreed.was_taken:
             self.sparsifier.commit(
                 discarded=_with_fate(Fate.DISCARDED, agreed.fates),
@@ -141,14 +151,14 @@ class SparseTraining:
             self.sparsifier.rollback()
         self.sparsifier.follow_scale(agreed.scale)
 
-    def _agreed(self, mine: _Known) -> _Known:
+    def _agreed(self, known: _Known, mine: _Settled) -> _Settled:
         """What the ranks that still have data know; a scaler elsewhere is not up to date."""
         if self._grad_scaler is None and not self.may_be_idle():
             return mine
         said = [-torch.inf] * 4
-        if not mine.is_idle:
+        if not known.is_idle:
             said = [mine.was_taken, -mine.was_taken, mine.scale, -mine.scale]
-        said += [-torch.inf if mine.was_idle else fate for fate in mine.fates.values()]
+        said += [-torch.inf if known.was_idle else fate for fate in mine.fates.values()]
         everyone = largest(self.group, said, device=HOST)
         anyone, not_all, largest_scale, negated, *fates = everyone
         if anyone != -not_all:
@@ -172,7 +182,7 @@ class SparseTraining:
         Gradients that are still there count as applied: whoever asks too early has them.
         """
         fates = self.fates.now()
-        is_skipped = not self._was_taken(fates)
+        is_skipped = not self._was_taken(fates, self._scale())
         discarded = set(fates) if is_skipped else _with_fate(Fate.DISCARDED, fates)
         return {
             "schema": SCHEMA,
@@ -234,8 +244,19 @@ class SparseTraining:
     def _shapes(self) -> dict[str, list[int]]:
         return {name: list(parameter.shape) for name, parameter in self._parameters.items()}
 
-    def _was_taken(self, fates: Mapping[str, Fate]) -> bool:
-        return self._scale() >= self._scale_before or Fate.APPLIED in fates.values()
+    def _was_taken(self, fates: Mapping[str, Fate], scale: float) -> bool:
+        return scale >= self._scale_before or Fate.APPLIED in fates.values()
+
+    def _scale_reading(self) -> Callable[[], float]:
+        """Begin to read the scale as it is now, without waiting for an accelerator."""
+        device = next(iter(self._parameters.values())).device if self._parameters else HOST
+        if self._grad_scaler is None or device == HOST:
+            scale = self._scale()
+            return lambda: scale
+        # Where scalers keep it is torch's business; what they multiply by is theirs to say.
+        scaled_one: torch.Tensor = self._grad_scaler.scale(torch.ones((), device=device))
+        copy = HostCopy(scaled_one)
+        return lambda: float(copy.read())
 
     def _scale(self) -> float:
         return 1.0 if self._grad_scaler is None else self._grad_scaler.get_scale()

@@ -7,11 +7,8 @@ densities are the gTop-k paper's.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gradweave._src.errors import RequestError
 from gradweave._src.sparse.residual import Carried, Flat, carried_type
@@ -25,8 +22,20 @@ PAPER_DENSITY = 0.001
 class Densities:
     """One density after the other, each for ``steps_each`` steps, then the last one for good.
 
-    The paper's densities last an epoch each: ``steps_each`` is then the steps of an epoch, or 1 for
-    who asks by epochs. Without a warm-up there is nothing to say.
+    The paper's densities last an epoch each.
+
+    Args:
+        warmup: the densities at first; an empty tuple begins with the last one.
+        final: the last one.
+        steps_each: the steps of an epoch, or 1 for who asks by epochs.
+
+    Raises:
+        RequestError: if a density is not above 0 and at most 1, or a warm-up has no ``steps_each``.
+
+    Examples:
+        >>> densities = gradweave.Densities(steps_each=100)
+        >>> densities.at(0), densities.at(1000)
+        (0.25, 0.001)
     """
 
     warmup: tuple[float, ...] = PAPER_WARMUP
@@ -46,13 +55,14 @@ class Densities:
             raise RequestError(f"steps_each must be at least 1, got {self.steps_each}")
 
     def at(self, position: int) -> float:
+        """Return the density at this step."""
         stage = self._stage(position)
         return self.warmup[stage] if stage < len(self.warmup) else self.final
 
     def learning_rate_factor(self, position: int) -> float:
-        """Smaller at first: rises by equal amounts to 1, once per density of the warm-up.
+        """Return a factor that rises to 1 by equal amounts, once per density of the warm-up.
 
-        Fits ``torch.optim.lr_scheduler.LambdaLR``.
+        It fits ``torch.optim.lr_scheduler.LambdaLR``.
         """
         stages = len(self.warmup) + 1
         return min(1.0, (self._stage(position) + 1) / stages)
@@ -120,7 +130,7 @@ class MomentumCorrection:
         torch.mul(flat.kept, self.momentum, out=flat.pending).add_(gradient)
         return flat
 
-    def applied(self, velocity: Flat, indices: NDArray[Any]) -> None:
+    def applied(self, velocity: Flat, indices: torch.Tensor) -> None:
         """These elements of this rank have been applied."""
         if self.masking:
-            velocity.pending[torch.from_numpy(indices.astype(np.int64))] = 0
+            velocity.pending[indices] = 0

@@ -41,7 +41,16 @@ CIFAR10 = Scale(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Images:
-    """Images as they are in their file, and what each one shows."""
+    """Images as they are in their file, and what each one shows.
+
+    Raises:
+        RequestError: if pixels, labels and scale do not fit each other.
+
+    Examples:
+        >>> images = gradweave.workloads.fashion_mnist_subset(train=False)
+        >>> images.take(torch.tensor([0, 1])).normalised().shape
+        torch.Size([2, 1, 28, 28])
+    """
 
     pixels: torch.Tensor  # uint8: image, channel, row, column
     labels: torch.Tensor  # int64: image
@@ -66,10 +75,11 @@ class Images:
         return len(self.labels)
 
     def take(self, indices: torch.Tensor) -> "Images":
+        """Return the images with these numbers."""
         return Images(pixels=self.pixels[indices], labels=self.labels[indices], scale=self.scale)
 
     def normalised(self) -> torch.Tensor:
-        """Floats whose mean is about 0 and whose deviation about 1, as models want them."""
+        """Return floats whose mean is about 0 and whose deviation about 1, as models want them."""
         mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in self.scale)
         return (self.pixels / 255 - mean) / std
 
@@ -77,7 +87,16 @@ class Images:
 def load_idx(
     images_path: FilePath, labels_path: FilePath, *, scale: Scale = FASHION_MNIST
 ) -> Images:
-    """Fashion-MNIST's own files, or others of that form; gzipped or not."""
+    """Read Fashion-MNIST's own files, or others of that form, gzipped or not.
+
+    Args:
+        images_path: the file of images.
+        labels_path: the file of labels.
+        scale: mean and deviation of the pixels (default: Fashion-MNIST's).
+
+    Raises:
+        FormatError: if a file is not of that form, or the two do not fit each other.
+    """
     return _images_from_idx(
         Path(images_path).read_bytes(),
         Path(labels_path).read_bytes(),
@@ -87,7 +106,12 @@ def load_idx(
 
 
 def fashion_mnist_subset(*, train: bool) -> Images:
-    """The shipped 2,000 images for training or 500 for testing, equally many of each class."""
+    """Return the shipped 2,000 images for training or 500 for testing, equally many of each class.
+
+    Examples:
+        >>> len(gradweave.workloads.fashion_mnist_subset(train=True))
+        2000
+    """
     folder = package_files("gradweave._src.workloads") / "data"
     split = "train" if train else "t10k"
     names = (f"{split}-images-idx3-ubyte.gz", f"{split}-labels-idx1-ubyte.gz")
@@ -96,7 +120,11 @@ def fashion_mnist_subset(*, train: bool) -> Images:
 
 
 def load_cifar10(path: FilePath, *more: FilePath) -> Images:
-    """CIFAR-10's binary records, one file's after the other's."""
+    """Read CIFAR-10's binary records, one file's after the other's.
+
+    Raises:
+        FormatError: if a file is not one of whole records.
+    """
     records = torch.cat([_cifar10_records(one) for one in (path, *more)])
     return Images(
         pixels=records[:, 1:].reshape(-1, *_CIFAR10_SHAPE),
@@ -108,10 +136,25 @@ def load_cifar10(path: FilePath, *more: FilePath) -> Images:
 def flipped_and_cropped(
     images: Images, indices: torch.Tensor, *, seed: int, epoch: int, padding: int = 4
 ) -> Images:
-    """About half of the images mirrored, all moved by up to ``padding`` pixels each way.
+    """Return images of which about half are mirrored, and all moved by up to ``padding`` pixels.
 
     What happens to an image depends on seed, epoch and the image's number alone, so it is the same
     on whichever rank the image is.
+
+    Args:
+        images: all of them.
+        indices: which to return.
+        seed: with ``epoch``, what decides.
+        epoch: in which other things happen to each image.
+        padding: how far an image may move each way.
+
+    Examples:
+        >>> images = gradweave.workloads.fashion_mnist_subset(train=False)
+        >>> some = gradweave.workloads.flipped_and_cropped(
+        ...     images, torch.tensor([3, 5]), seed=0, epoch=1
+        ... )
+        >>> len(some)
+        2
     """
     generator = np.random.default_rng((seed, epoch, _AUGMENTING))
     moves = torch.from_numpy(generator.integers(2 * padding + 1, size=(len(images), 2)))
@@ -133,13 +176,24 @@ def flipped_and_cropped(
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Text:
-    """A text as numbers: the places of its characters in its vocabulary."""
+    """A text as numbers, the places of its characters in its vocabulary; ``load_text`` reads one.
+
+    Examples:
+        >>> text = gradweave.workloads.Text(vocabulary="ab", codes=torch.tensor([0, 1, 1, 0, 1]))
+        >>> inputs, targets = text.windows(2)
+        >>> inputs.tolist(), targets.tolist()
+        ([[0, 1], [1, 0]], [[1, 1], [0, 1]])
+    """
 
     vocabulary: str  # each character once, in order of code points
     codes: torch.Tensor  # int64
 
     def windows(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The text in pieces, one a row, and for each character the one that follows it."""
+        """Return the text in pieces, one a row, and for each character the one that follows it.
+
+        Raises:
+            RequestError: if the text is shorter than a piece and one character.
+        """
         count = (len(self.codes) - 1) // length if length > 0 else 0
         if count == 0:
             raise RequestError(
@@ -151,6 +205,16 @@ class Text:
 
 
 def load_text(path: FilePath) -> Text:
+    """Read a text in UTF-8 as a data set of characters.
+
+    Raises:
+        FormatError: if it is empty, or not UTF-8.
+
+    Examples:
+        >>> _ = pathlib.Path("play.txt").write_text("to be or not to be")
+        >>> gradweave.workloads.load_text("play.txt").vocabulary
+        ' benort'
+    """
     try:
         text = Path(path).read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -171,6 +235,14 @@ class Batches:
 
     All ranks' batches of one step, in rank order, are the batch that one worker with
     ``world * batch_size`` would have. Examples too few for one more step wait for the next epoch.
+
+    Raises:
+        RequestError: if a number is out of range, or there are too few examples for a step.
+
+    Examples:
+        >>> batches = gradweave.workloads.Batches(examples=100, batch_size=8, world=4, rank=1)
+        >>> batches.steps_per_epoch, len(batches.indices(0))
+        (3, 8)
     """
 
     examples: int
@@ -194,13 +266,15 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
+        """How many steps an epoch has."""
         return self.examples // (self.world * self.batch_size)
 
     def epoch(self, step: int) -> int:
+        """Return the epoch of a step."""
         return step // self.steps_per_epoch
 
     def indices(self, step: int) -> torch.Tensor:
-        """int64 numbers of examples, for any step from 0 on."""
+        """Return the numbers of the examples of a step, as int64, for any step from 0 on."""
         order = _shuffled(self.examples, seed=self.seed, epoch=self.epoch(step))
         place = (step % self.steps_per_epoch * self.world + self.rank) * self.batch_size
         return torch.from_numpy(order[place : place + self.batch_size].copy())

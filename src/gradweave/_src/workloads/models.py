@@ -13,7 +13,12 @@ EMBEDDING_STD = 0.02
 
 
 class SmallCNN(nn.Sequential):
-    """Two convolutions and two linear layers, for images of 28 x 28."""
+    """A model of two convolutions and two linear layers, for images of 28 x 28.
+
+    Examples:
+        >>> gradweave.workloads.SmallCNN()(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
 
     def __init__(self, channels: int = 1, classes: int = 10, *, width: int = 16) -> None:
         super().__init__(
@@ -51,10 +56,20 @@ class BasicBlock(nn.Module):
 def resnet20(
     channels: int = 3, classes: int = 10, *, width: int = 16, normalization: bool = True
 ) -> nn.Sequential:
-    """He et al., 2015, section 4.2: three stages of three blocks, for images of about 32 x 32.
+    """Return the ResNet-20 of He et al., 2015, section 4.2, for images of about 32 x 32.
 
-    Batch normalisation sees one worker's images, so with it training on several workers is not
-    the training on one that has all of their images; without it, it is.
+    It has three stages of three blocks.
+
+    Args:
+        channels: of an image.
+        classes: how many scores it returns.
+        width: of the first stage; the others have two and four times as many channels.
+        normalization: batch normalisation sees one worker's images, so with it training on several
+            workers is not the training on one that has all of their images; without it, it is.
+
+    Examples:
+        >>> gradweave.workloads.resnet20()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
     model = nn.Sequential(
         OrderedDict(
@@ -108,9 +123,16 @@ def _calm_blocks(model: nn.Module) -> None:
 
 
 def vgg16(channels: int = 3, classes: int = 10, *, width: int = 64) -> nn.Sequential:
-    """VGG-16 as it is used for 32 x 32: thirteen normalised convolutions, one linear layer.
+    """Return VGG-16 as it is used for 32 x 32: thirteen normalised convolutions, one linear layer.
 
-    The convolutions have ``width`` channels at first and eight times as many at the end.
+    Args:
+        channels: of an image.
+        classes: how many scores it returns.
+        width: channels of the first convolutions; the last ones have eight times as many.
+
+    Examples:
+        >>> gradweave.workloads.vgg16(width=8)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
     layers: list[nn.Module] = []
     before = channels
@@ -130,9 +152,13 @@ def vgg16(channels: int = 3, classes: int = 10, *, width: int = 64) -> nn.Sequen
 
 
 class CharLSTM(nn.Module):
-    """The next character from those before it in its window, by two layers of LSTM.
+    """A model that tells the next character from those before it in its window, by two LSTM layers.
 
-    Takes codes as (window, place) and returns scores as (window, character, place).
+    It takes codes as (window, place) and returns scores as (window, character, place).
+
+    Examples:
+        >>> gradweave.workloads.CharLSTM(vocabulary=30)(torch.zeros(2, 16, dtype=torch.int64)).shape
+        torch.Size([2, 30, 16])
     """
 
     def __init__(self, vocabulary: int = 65, *, width: int = 128) -> None:
@@ -142,6 +168,7 @@ class CharLSTM(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the characters that follow."""
         hidden, _ = self.lstm(self.embedding(codes))
         scores: torch.Tensor = self.head(hidden)
         return scores.transpose(1, 2)
@@ -177,11 +204,16 @@ class TransformerBlock(nn.Module):
 
 
 class CharTransformer(nn.Module):
-    """The next character from those before it in its window, by a small GPT-2.
+    """A model that tells the next character from those before it in its window, by a small GPT-2.
 
-    Takes codes as (window, place), at most ``window`` of them, and returns scores as (window,
+    It takes codes as (window, place), at most ``window`` of them, and returns scores as (window,
     character, place). As in GPT-2 the head is the embedding, whose gradient is complete last and
     which forward needs first.
+
+    Examples:
+        >>> small = gradweave.workloads.CharTransformer(vocabulary=30, width=24, layers=1)
+        >>> small(torch.zeros(2, 16, dtype=torch.int64)).shape
+        torch.Size([2, 30, 16])
     """
 
     def __init__(
@@ -202,6 +234,7 @@ class CharTransformer(nn.Module):
             nn.init.normal_(embedding.weight, std=EMBEDDING_STD)
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the characters that follow."""
         places = torch.arange(codes.shape[1], device=codes.device)
         hidden = self.norm(self.blocks(self.characters(codes) + self.places(places)))
         return linear(hidden, self.characters.weight).transpose(1, 2)

@@ -67,10 +67,25 @@ TIMERS: dict[ReplayMode, Callable[[], Timer]] = {"waiting": Waiting, "dispatchin
 
 
 class Replay(nn.Module):
-    """Call it with any tensor, and backward through the single number it returns.
+    """A model that takes the time a trace says, with real parameters, graph and gradients.
 
-    Each parameter has the name, shape and width of its tensor in the trace, and every element of
-    each gradient is ``gradient``.
+    Call it with any tensor, and backward through the single number it returns. Each parameter has
+    the name, shape and width of its tensor in the trace, and every element of each gradient is
+    ``gradient``.
+
+    Args:
+        trace: what is replayed.
+        mode: "waiting" for an accelerator that leaves its host idle, "dispatching" for a busy host.
+        gradient: what every element of each gradient is.
+        timer: what reads the clock and lets time pass (default: that of ``mode``).
+
+    Raises:
+        RequestError: if a name of the trace cannot be that of a parameter, or a width is not
+            torch's.
+
+    Examples:
+        >>> trace = gradweave.load_trace("resnet20").rescaled(forward_s=0.001, backward_s=0.002)
+        >>> gradweave.workloads.Replay(trace)(torch.zeros(1)).backward()
     """
 
     def __init__(
@@ -103,6 +118,7 @@ class Replay(nn.Module):
             self._layers.append((owner, leaf, moments))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Let the time of a forward pass go by, and return a number to go backward from."""
         del batch
         self._passes.begin_forward()
         activation = torch.zeros(1, requires_grad=torch.is_grad_enabled())
@@ -115,7 +131,7 @@ class Replay(nn.Module):
         return activation.sum()
 
     def in_groups(self, lengths: Sequence[int]) -> "GroupedReplay":
-        """The same work on parameters of its own, so many of them in each group."""
+        """Return the same work on parameters of its own, so many of them in each group."""
         ends = list(accumulate(lengths))
         groups = [
             _Group(
@@ -137,10 +153,10 @@ class Replay(nn.Module):
 
 
 class GroupedReplay(nn.Module):
-    """A replay whose parameters belong to groups, given in backward order, each called once.
+    """A replay whose parameters belong to groups, each called once; ``Replay.in_groups`` makes it.
 
-    A group's kernels begin when the group is called, and not before: whatever lets the host wait
-    for parameters between two groups delays all that follows.
+    Groups are given in backward order. A group's kernels begin when the group is called, and not
+    before: whatever lets the host wait for parameters between two groups delays all that follows.
     """
 
     def __init__(self, groups: Sequence["_Group"]) -> None:
@@ -148,6 +164,7 @@ class GroupedReplay(nn.Module):
         self.groups = nn.ModuleList(reversed(groups))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Let the time of a forward pass go by, and return a number to go backward from."""
         del batch
         activation = torch.zeros(1, requires_grad=torch.is_grad_enabled())
         for group in self.groups:
