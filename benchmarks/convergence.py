@@ -12,6 +12,7 @@ experiment named by ``--only`` into a run's folder, for `gradweave report RUN`.
 import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -187,38 +188,30 @@ EXPERIMENTS = {
         densities=(0.05, 0.005, 0.001, 0.0005),
         full=replace(LONGER, epochs=40, warmup_epochs=4),
     ),
-    "resnet20-equal": Experiment(
-        title="ResNet-20 as above, without weight decay: one optimizer, dense and sparse",
-        dense=replace(RESNET20, experiment="resnet20-equal", weight_decay=0.0),
-        densities=(0.005, 0.001),
+}
+
+
+def _without_decay(name: str, title: str) -> Experiment:
+    """With one and the same optimizer, dense and sparse."""
+    known = EXPERIMENTS[name]
+    dense, full = (
+        replace(training, experiment=f"{name}-equal", weight_decay=0.0)
+        for training in (known.dense, known.full)
+    )
+    return dataclass_replace(
+        known,
+        title=title,
+        full_title="",
+        dense=dense,
+        full=full,
+        lossy_densities=(),
         seeds=SEEDS[:1],
-        full=replace(
-            RESNET20,
-            experiment="resnet20-equal",
-            weight_decay=0.0,
-            crop=None,
-            epochs=140,
-            batch_size=32,
-            learning_rate=0.1,
-            warmup_epochs=4,
-        ),
-    ),
-    "vgg16-equal": Experiment(
-        title="VGG-16 of a quarter of its width as above, without weight decay",
-        dense=replace(VGG16, experiment="vgg16-equal", weight_decay=0.0),
-        densities=(0.005, 0.001),
-        seeds=SEEDS[:1],
-        full=replace(
-            VGG16,
-            experiment="vgg16-equal",
-            weight_decay=0.0,
-            width=64,
-            epochs=140,
-            batch_size=32,
-            learning_rate=0.1,
-            warmup_epochs=4,
-        ),
-    ),
+    )
+
+
+EXPERIMENTS |= {
+    "resnet20-equal": _without_decay("resnet20", "ResNet-20 as above, without weight decay"),
+    "vgg16-equal": _without_decay("vgg16", "VGG-16 as above, without weight decay"),
 }
 
 

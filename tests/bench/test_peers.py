@@ -423,3 +423,32 @@ def test_a_named_collective_is_planned_for_and_any_is_no_slower():
         for name, plan in plans.items()
     }
     assert ends_s["any"] <= 1.01 * min(ends_s["native"], ends_s["mst"])
+
+
+BY_COLLECTIVES = ("wfbp@ring", "single@parameter-server:2", "optimal@any")
+
+
+def by_collectives(group):
+    """Which collectives each plan names, and whether gradients had their mean."""
+    costs = (
+        *NETWORK.costs,
+        priced("all-reduce", "ring", 0.5, 2.0),
+        priced("all-reduce", "parameter-server:2", 9.0, 9.0),
+    )
+    job = Job(TRACE, msgspec.structs.replace(NETWORK, costs=costs), RANKS)
+    trainee, found = trainee_of(group), {}
+    for runtime in BY_COLLECTIVES:
+        plan = plan_of(runtime, job)
+        with running(Case(runtime=runtime, plan=plan), trainee) as run:
+            for _ in range(3):
+                run.step()
+            found[runtime] = run.is_correct(), {bucket.collective for bucket in plan.buckets}
+    return found
+
+
+def test_gradients_by_each_collective(tmp_path):
+    for found in on_processes(RANKS, by_collectives, scratch=tmp_path):
+        assert all(is_correct for is_correct, _ in found.values())
+        assert found["wfbp@ring"][1] == {"ring"}
+        assert found["single@parameter-server:2"][1] == {"parameter-server:2"}
+        assert found["optimal@any"][1] <= {"native", "ring"}
