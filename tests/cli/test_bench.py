@@ -5,7 +5,7 @@ import subprocess
 from typing import get_args
 
 import pytest
-from commands import torchrun
+from commands import launched, torchrun
 
 from gradweave._src.cli import main
 from gradweave._src.measure.collectives import bus_factor
@@ -51,12 +51,12 @@ def test_under_torchrun():
     assert [row["algorithm"] for row in rows] == ["native", "ring"]
 
 
-def test_training_under_torchrun(tmp_path):
-    """Several seconds: every rank imports torch. Two traces, and a runtime that asks all first."""
+def test_training_as_under_torchrun(tmp_path):
+    """Two traces, and a runtime that asks all first."""
     argv = ["bench", "training", "--trace", "resnet20,alexnet", "--parameter-scale", "0.01"]
     argv += ["--forward", "5ms", "--backward", "10ms", "--runtime", "torch-ddp,powersgd:1,optimal"]
     argv += ["--repeats", "1", "--iterations", "1", "--warmup", "2", "--output", str(tmp_path)]
-    done = torchrun("-m", "gradweave", *argv, "--json")
+    done = launched("-m", "gradweave", *argv, "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [(row["trace"], row["runtime"]) for row in rows] == [
