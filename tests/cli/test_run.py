@@ -296,8 +296,8 @@ if __name__ == "__main__":
 def test_what_a_script_spawns_finds_the_script(tmp_path, named):
     """Seconds: as a command. As workers do that load data."""
     (tmp_path / "spawning.py").write_text(SPAWNING)
-    command = ("-m", "gradweave", "run", *named)
-    done = python(*command, cwd=tmp_path, environment={"RANK": "1"})
+    command = (sys.executable, "-m", "gradweave", "run", *named)
+    done = run(*command, cwd=tmp_path, environment={"RANK": "1"})
     assert done.stdout == "[6] True\n", done.stderr
 
 
