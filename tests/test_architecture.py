@@ -169,7 +169,7 @@ def test_torchs_private_names_have_one_home():
             allowed = OTHERS_PRIVATE | LIBRARIES_PRIVATE.get(file.name, set())
             assert not private_names(file) - allowed, file
     home = PACKAGE / HOME_OF_PRIVATE_NAMES
-    assert {"_check_reducer_finalized", "_dynamo", "_version"} <= private_names(home)
+    assert {"_check_reducer_finalized", "_version"} <= private_names(home)
 
 
 LIBRARIES = {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"}

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FakeProcessGroup
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.autograd import profiler
 from torch.autograd.variable import Variable
 from torch.distributed import HashStore, Logger, Reducer, Store  # type: ignore[attr-defined]
@@ -389,8 +388,11 @@ class RefusesStateDictFunctions:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether the model or a part of it was compiled, by torch.compile or by its own method."""
+    # Whoever compiles has imported it; to import it here would take every command two seconds.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    compiled = () if compiler is None else (compiler.OptimizedModule,)
     return any(
-        isinstance(part, OptimizedModule) or getattr(part, "_compiled_call_impl", None) is not None
+        isinstance(part, compiled) or getattr(part, "_compiled_call_impl", None) is not None
         for part in module.modules()
     )
 
