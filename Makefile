@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long test-faults soak test-integrations test-accelerator test-torch test-pure package lint bench report results presets clean
+.PHONY: demo test test-long test-faults soak test-integrations test-accelerator test-torch test-pure package docs lint bench report results presets clean
 
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
@@ -90,6 +90,17 @@ $(BILL_VENV)/.installed: pyproject.toml constraints.txt
 	$(BILL_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt cyclonedx-bom pip-audit
 	touch $@
 
+# The pages of docs/ as a site in build/site, with a reference made from docstrings; warnings are
+# errors. It needs no torch: docstrings are read, not imported.
+DOCS_VENV := .venv-docs
+docs: $(DOCS_VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+
+$(DOCS_VENV)/.installed: constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs-material 'mkdocstrings[python]'
+	touch $@
+
 # Lightning, Accelerate and Transformers with our wrapper, in an environment that has them.
 INTEGRATIONS := .venv-integrations
 test-integrations: $(INTEGRATIONS)/.installed
@@ -112,7 +123,7 @@ report: $(INSTALLED)
 results: $(INSTALLED)
 	cd benchmarks && ../$(BIN)/python -m papers ../docs
 
-# src/gradweave/presets: the shipped traces and networks.
+# src/gradweave/_src/presets: the shipped traces and networks.
 presets: $(INSTALLED)
 	$(BIN)/python benchmarks/make_presets.py
 
@@ -130,4 +141,4 @@ $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt constraints-integrati
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-torch-* .venv-pure-* $(PACKAGE_VENV) $(BILL_VENV) $(INTEGRATIONS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .venv-pure-* $(PACKAGE_VENV) $(DOCS_VENV) $(BILL_VENV) $(INTEGRATIONS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

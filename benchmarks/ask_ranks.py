@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gradweave.lab import Cluster, ClusterSpec, OutputLine
+from gradweave._src.lab import Cluster, ClusterSpec, OutputLine
 
 Answer = TypeVar("Answer")
 

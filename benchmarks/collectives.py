@@ -18,14 +18,14 @@ from made_with import made_with
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gradweave.bench.collectives import time_on_cluster
-from gradweave.collectives import build
-from gradweave.collectives.topology import topology_of
-from gradweave.costs import GIGABIT_ETHERNET, Link
-from gradweave.lab import ClusterSpec, SentBytes
-from gradweave.measure.timings import Question, Timing
-from gradweave.simulation.schedule import bytes_across_tier
-from gradweave.vocabulary import Operation, parse_rate
+from gradweave._src.bench.collectives import time_on_cluster
+from gradweave._src.collectives import build
+from gradweave._src.collectives.topology import topology_of
+from gradweave._src.costs import GIGABIT_ETHERNET, Link
+from gradweave._src.lab import ClusterSpec, SentBytes
+from gradweave._src.measure.timings import Question, Timing
+from gradweave._src.simulation.schedule import bytes_across_tier
+from gradweave._src.vocabulary import Operation, parse_rate
 
 ROOTED: tuple[Operation, ...] = ("broadcast", "reduce", "all-reduce")
 OF_THE_PAPER = ("native", "linear-pipeline", "mst", "exchange")
@@ -104,7 +104,6 @@ EXPERIMENTS = [
 class Everything(Struct, frozen=True, kw_only=True):
     """What one run of this program measured, and with what."""
 
-    made_with: str
     timings: list["Measured"]
     uplinks: list["Uplinks"]
 
@@ -115,6 +114,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     experiment: str
     cluster: ClusterSpec
     timings: list[Timing]
+    made_with: str
 
 
 def measure(experiment: Experiment) -> Iterable[Measured]:
@@ -130,6 +130,7 @@ def measure(experiment: Experiment) -> Iterable[Measured]:
         )
         yield Measured(
             experiment=experiment.name,
+            made_with=made_with(),
             cluster=spec,
             timings=time_on_cluster(spec, question).timings,
         )
@@ -156,6 +157,7 @@ class Uplinks(Struct, frozen=True, kw_only=True):
 
     cluster: ClusterSpec
     algorithm: str
+    made_with: str
     counted_by_node: float
     expected_by_node: int
     counted_by_rack: float | None
@@ -173,6 +175,7 @@ def count_uplinks() -> Iterable[Uplinks]:
         yield Uplinks(
             cluster=spec,
             algorithm=algorithm,
+            made_with=made_with(),
             counted_by_node=max(more.by_node) / calls,
             expected_by_node=by_node,
             counted_by_rack=max(more.by_rack) / calls if more.by_rack else None,
@@ -227,8 +230,6 @@ def page(everything: Everything, name: str) -> str:
         "bit for bit in the same run. *Rate* is the message over the time, as a share of the rate",
         "of a node's link; *over native* is how many times faster than gloo's own.",
         "",
-        everything.made_with,
-        "",
         "## What was aimed at",
         "",
         *_targets(everything),
@@ -239,9 +240,11 @@ def page(everything: Everything, name: str) -> str:
             picture = [f"![{experiment.title}]({name}_{experiment.name}.svg)", ""]
             lines += ["", f"## {experiment.title}", ""]
             lines += picture if experiment.name in DRAWN else []
+            lines += [*dict.fromkeys(one.made_with for one in measured), ""]
             lines += _table(measured)
     if everything.uplinks:
         lines += ["", "## Bytes over the uplinks, one all-reduce of 8 MB", ""]
+        lines += [*dict.fromkeys(one.made_with for one in everything.uplinks), ""]
         lines += _uplinks(everything.uplinks)
     return "\n".join([*lines, ""])
 
@@ -367,20 +370,18 @@ def main() -> None:
 
 def _known(raw: Path) -> Everything:
     if not raw.exists():
-        return Everything(made_with="", timings=[], uplinks=[])
+        return Everything(timings=[], uplinks=[])
     return msgspec.json.decode(raw.read_bytes(), type=Everything)
 
 
 def _with(known: Everything, name: str) -> Everything:
     """What is known, with one experiment measured anew."""
     if name == "uplinks":
-        return Everything(
-            made_with=made_with(), timings=known.timings, uplinks=list(count_uplinks())
-        )
+        return Everything(timings=known.timings, uplinks=list(count_uplinks()))
     others = [one for one in known.timings if one.experiment != name]
     chosen = next(experiment for experiment in EXPERIMENTS if experiment.name == name)
     anew = list(measure(chosen))
-    return Everything(made_with=made_with(), timings=[*others, *anew], uplinks=known.uplinks)
+    return Everything(timings=[*others, *anew], uplinks=known.uplinks)
 
 
 if __name__ == "__main__":

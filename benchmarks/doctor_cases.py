@@ -27,12 +27,12 @@ from made_with import made_with
 from msgspec import Struct
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from gradweave.bench.checkup import CheckupQuestion
-from gradweave.bench.checkup_job import check_up, meeting_store
-from gradweave.doctor import Checkup, diagnose
-from gradweave.doctor.surroundings import rank_facts
-from gradweave.errors import LabError
-from gradweave.lab import Cluster, ClusterSpec, Job, OutputLine
+from gradweave._src.bench.checkup import CheckupQuestion
+from gradweave._src.bench.checkup_job import check_up, meeting_store
+from gradweave._src.doctor import Checkup, diagnose
+from gradweave._src.doctor.surroundings import rank_facts
+from gradweave._src.errors import LabError
+from gradweave._src.lab import Cluster, ClusterSpec, Job, OutputLine
 
 ROUNDS = 20
 RATE, TENTH, SECOND_RATE = "1gbit", "100mbit", "100mbit"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import altair as alt
 
-from gradweave.collectives import pipeline, ring, tree
-from gradweave.collectives.blueconnect import all_reduce as blueconnect
-from gradweave.collectives.schedule import Schedule
+from gradweave._src.collectives import pipeline, ring, tree
+from gradweave._src.collectives.blueconnect import all_reduce as blueconnect
+from gradweave._src.collectives.schedule import Schedule
 
 DRAWN = {
     "ring": ("ring, 4 ranks", ring.all_reduce(4)),

@@ -7,8 +7,8 @@ import argparse
 from html import escape
 from pathlib import Path
 
-from gradweave.runs import Run, RunFolder
-from gradweave.timeline import Lane, Timeline
+from gradweave._src.runs import Run, RunFolder
+from gradweave._src.timeline import Lane, Timeline
 
 WIDTH, MARGIN = 860, 24
 TITLE, LANE, GAP, AXIS = 30, 26, 20, 44  # heights in pixels

@@ -16,11 +16,11 @@ import numpy as np
 from ask_ranks import answer_of, is_rank
 from made_with import made_with
 
-from gradweave.bench.ranks import default_group
-from gradweave.comm.small_messages import group_device, largest
-from gradweave.sparse.exchange import EXCHANGES
-from gradweave.sparse.exchanger import Exchanger
-from gradweave.sparse.vectors import SparseVector
+from gradweave._src.bench.ranks import default_group
+from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.sparse.exchange import EXCHANGES
+from gradweave._src.sparse.exchanger import Exchanger
+from gradweave._src.sparse.vectors import SparseVector
 
 NODES = (2, 3, 4, 8)
 RATE = "100mbit"

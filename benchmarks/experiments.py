@@ -1,21 +1,30 @@
 """The experiments of training.py: which traces, clusters and runtimes."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gradweave import load_trace
-from gradweave.planning import bsp
-from gradweave.vocabulary import MIB
+from gradweave._src.planning import bsp
+from gradweave._src.vocabulary import MIB
 
 PAPERS = ("torch-ddp", "wfbp", "single", "mgwfbp", "optimal")
 LOOPS = tuple(f"{loop}:{collective}" for loop in bsp.LOOPS for collective in bsp.COLLECTIVES)
 ALL = ("torch-ddp", "torch-ddp-tuned", "naive", "wfbp", "single", "mgwfbp", "optimal")
 
 
+class Nodes(NamedTuple):
+    """An emulated cluster; ``rate`` is of the links between nodes."""
+
+    nodes: int
+    rate: str
+    ranks_per_node: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     name: str
     title: str
-    clusters: tuple[tuple[int, str], ...]  # nodes and rate
+    clusters: tuple[Nodes, ...]
     traces: tuple[tuple[str, float], ...]  # name and parameter scale
     forward_s: float
     backward_s: float
@@ -57,7 +66,7 @@ EXPERIMENTS = [
     Experiment(
         name="densenet-4",
         title="DenseNet-201, a quarter of its parameters, 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
+        clusters=(Nodes(4, "1gbit"),),
         traces=QUARTER,
         forward_s=0.25,
         backward_s=0.5,
@@ -69,7 +78,7 @@ EXPERIMENTS = [
     Experiment(
         name="densenet-8",
         title="DenseNet-201, a quarter of its parameters, 8 nodes at 500 Mbit/s",
-        clusters=((8, "500mbit"),),
+        clusters=(Nodes(8, "500mbit"),),
         traces=QUARTER,
         forward_s=0.25,
         backward_s=0.5,
@@ -81,7 +90,7 @@ EXPERIMENTS = [
         name="scaling",
         title="MG-WFBP journal, Figs. 6 to 8: 2, 4 and 8 nodes at 1 Gbit/s, an eighth of the "
         "parameters",
-        clusters=((2, "1gbit"), (4, "1gbit"), (8, "1gbit")),
+        clusters=(Nodes(2, "1gbit"), Nodes(4, "1gbit"), Nodes(8, "1gbit")),
         traces=(("googlenet-k80", 0.125), ("resnet50", 0.125)),
         forward_s=0.1,
         backward_s=0.2,
@@ -92,7 +101,7 @@ EXPERIMENTS = [
     Experiment(
         name="shipped",
         title="Every shipped trace, 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
+        clusters=(Nodes(4, "1gbit"),),
         traces=SHIPPED,
         forward_s=0.15,
         backward_s=0.3,
@@ -103,7 +112,7 @@ EXPERIMENTS = [
     Experiment(
         name="order",
         title="The same benchmark five times: DenseNet-201, a quarter, 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
+        clusters=(Nodes(4, "1gbit"),),
         traces=QUARTER,
         forward_s=0.25,
         backward_s=0.5,
@@ -117,7 +126,7 @@ EXPERIMENTS = [
 PAIRS = Experiment(
     name="pairs",
     title="Our wrapper beside torch's, thirty times in turn: 4 nodes at 1 Gbit/s",
-    clusters=((4, "1gbit"),),
+    clusters=(Nodes(4, "1gbit"),),
     traces=tuple(pair for pair in SHIPPED if pair[0] in VARIED),
     forward_s=0.05,
     backward_s=0.1,
@@ -126,6 +135,19 @@ PAIRS = Experiment(
     iterations=1,
     ratios=(("gradweave", "torch-ddp"), ("gradweave", "torch-ddp-tuned"), ("ddp", "torch-ddp")),
     note=" `ddp` is our wrapper with torch's own buckets as its plan: what it costs by itself.",
+)
+
+SPARSE = Experiment(
+    name="sparse",
+    title="gTop-k, Figs. 10 and 11: density 0.001 on 2, 4 and 8 nodes at 100 Mbit/s",
+    clusters=(Nodes(2, "100mbit"), Nodes(4, "100mbit"), Nodes(8, "100mbit")),
+    traces=(("alexnet", 0.25), ("vgg16", 1.0)),
+    forward_s=0.1,
+    backward_s=0.2,
+    runtimes=("torch-ddp", "optimal", "topk:0.001", "gtopk:0.001"),
+    repeats=2,
+    iterations=1,
+    largest_bytes=8 * MIB,
 )
 
 EXPERIMENTS += [
@@ -139,7 +161,7 @@ EXPERIMENTS += [
     Experiment(
         name="timeline",
         title="Our wrapper with and without a timeline, thirty times in turn: 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
+        clusters=(Nodes(4, "1gbit"),),
         traces=tuple(pair for pair in SHIPPED if pair[0] in {"resnet20", "resnet50"}),
         forward_s=0.05,
         backward_s=0.1,
@@ -151,7 +173,7 @@ EXPERIMENTS += [
     Experiment(
         name="eighth",
         title="ResNet-50, an eighth of its parameters, 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
+        clusters=(Nodes(4, "1gbit"),),
         traces=(("resnet50", 0.125),),
         forward_s=0.15,
         backward_s=0.3,
@@ -163,7 +185,7 @@ EXPERIMENTS += [
     Experiment(
         name="both-passes",
         title="ResNet-50 at its full size, 4 nodes at 1 Gbit/s: communication exceeds backward",
-        clusters=((4, "1gbit"),),
+        clusters=(Nodes(4, "1gbit"),),
         traces=(("resnet50", 1.0),),
         forward_s=0.3,
         backward_s=0.6,
@@ -185,7 +207,7 @@ EXPERIMENTS += [
         name="both-small",
         title="Where communication is small, both passes beside one, thirty times in turn: 4 nodes "
         "at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
+        clusters=(Nodes(4, "1gbit"),),
         traces=(("resnet20", 1.0),),
         forward_s=0.15,
         backward_s=0.3,
@@ -198,7 +220,7 @@ EXPERIMENTS += [
     Experiment(
         name="loops",
         title="Linear Pipeline, Table 2: its three loops by each collective, 4 nodes at 1 Gbit/s",
-        clusters=((4, "1gbit"),),
+        clusters=(Nodes(4, "1gbit"),),
         traces=(("alexnet", 0.125), ("googlenet-k80", 0.25)),
         forward_s=0.1,
         backward_s=0.2,
@@ -208,22 +230,11 @@ EXPERIMENTS += [
         largest_bytes=16 * MIB,
         calibrated=3,
     ),
-    Experiment(
-        name="sparse",
-        title="gTop-k, Figs. 10 and 11: density 0.001 on 2, 4 and 8 nodes at 100 Mbit/s",
-        clusters=((2, "100mbit"), (4, "100mbit"), (8, "100mbit")),
-        traces=(("alexnet", 0.25), ("vgg16", 1.0)),
-        forward_s=0.1,
-        backward_s=0.2,
-        runtimes=("torch-ddp", "optimal", "topk:0.001", "gtopk:0.001"),
-        repeats=2,
-        iterations=1,
-        largest_bytes=8 * MIB,
-    ),
+    SPARSE,
     Experiment(
         name="sparse-pairs",
         title="Top-k and gTop-k at density 0.001, fifteen times in turn: 8 nodes at 100 Mbit/s",
-        clusters=((8, "100mbit"),),
+        clusters=(Nodes(8, "100mbit"),),
         traces=(("alexnet", 0.25), ("vgg16", 1.0)),
         forward_s=0.1,
         backward_s=0.2,
@@ -232,5 +243,54 @@ EXPERIMENTS += [
         iterations=2,
         largest_bytes=8 * MIB,
         ratios=(("gtopk:0.001", "topk:0.001"),),
+    ),
+    replace(
+        SPARSE,
+        name="sparse-resnets",
+        title="The same for its other models",
+        traces=(("resnet20", 1.0), ("resnet50", 0.1)),
+    ),
+    Experiment(
+        name="tiers",
+        title="BlueConnect, Fig. 6 in small: ResNet-50's proportions on nodes of several ranks, "
+        "200 Mbit/s between nodes",
+        clusters=(Nodes(2, "200mbit", 4), Nodes(4, "200mbit", 2)),
+        traces=(("resnet50", 0.08),),
+        forward_s=0.1,
+        backward_s=0.2,
+        runtimes=(
+            "torch-ddp",
+            "optimal@native",
+            "optimal@ring",
+            "optimal@two-level",
+            "optimal@blueconnect",
+            "optimal@any",
+        ),
+        repeats=3,
+        iterations=3,
+        largest_bytes=8 * MIB,
+        calibrated=3,
+    ),
+    Experiment(
+        name="servers",
+        title="Parameter servers, MG-WFBP journal Figs. 6 and 7: 4 nodes at 1 Gbit/s, an eighth of "
+        "the parameters",
+        clusters=(Nodes(4, "1gbit"),),
+        traces=(("googlenet-k80", 0.125), ("resnet50", 0.125)),
+        forward_s=0.1,
+        backward_s=0.2,
+        runtimes=(
+            "torch-ddp",
+            "wfbp@native",
+            "wfbp@parameter-server",
+            "wfbp@parameter-server:4",
+            "optimal@native",
+            "optimal@parameter-server",
+            "optimal@parameter-server:4",
+        ),
+        repeats=3,
+        iterations=3,
+        largest_bytes=16 * MIB,
+        calibrated=3,
     ),
 ]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from threading import Thread
 
-from gradweave.lab import Cluster, ClusterSpec, OutputLine
-from gradweave.vocabulary import parse_rate
+from gradweave._src.lab import Cluster, ClusterSpec, OutputLine
+from gradweave._src.vocabulary import parse_rate
 
 PORT = 5001
 TRANSFER_S = 2.0

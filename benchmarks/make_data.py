@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from gradweave.workloads.datasets import CLASSES, Images, load_idx
+from gradweave._src.workloads.datasets import CLASSES, Images, load_idx
 
 DATA = Path(__file__).parents[1] / "src" / "gradweave" / "workloads" / "data"
 PER_CLASS = {"train": 200, "t10k": 50}

@@ -22,10 +22,10 @@ from msgspec import Struct
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.lab import Cluster, ClusterSpec, OutputLine
-from gradweave.plan import Bucket, Plan
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.runtime.sharded import ShardedDataParallel
+from gradweave._src.lab import Cluster, ClusterSpec, OutputLine
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.runtime.sharded import ShardedDataParallel
 
 WORKERS = 4
 LAYERS, WIDTH = 6, 2048

@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import DistributedDataParallel
-from gradweave.cli.tables import print_table
-from gradweave.lab import Cluster, ClusterSpec, OutputLine
+from gradweave._src.cli.tables import print_table
+from gradweave._src.lab import Cluster, ClusterSpec, OutputLine
 
 INPUTS, OUTPUTS, BATCH = 16, 4, 8
 WARMUP_ROUNDS = 30

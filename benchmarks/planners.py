@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from gradweave import Tensor, Trace, load_network, load_trace
-from gradweave.costs import Cost, Line
-from gradweave.planning.optimal import DEFAULT_TOLERANCE, optimal
-from gradweave.simulation import PAPER_WORKERS, cases, run
+from gradweave._src.costs import Cost, Line
+from gradweave._src.planning.optimal import DEFAULT_TOLERANCE, optimal
+from gradweave._src.simulation import PAPER_WORKERS, cases, run
 
 REPEATS = 5
 RANDOM_INSTANCES = 5000

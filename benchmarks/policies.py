@@ -20,13 +20,13 @@ from made_with import made_with
 from msgspec import Struct
 
 from gradweave import Network, Trace, load_trace
-from gradweave.advice import advise
-from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave.bench.training import Settings, compressions_of, to_measure, train_on_cluster
-from gradweave.lab import Cluster, ClusterSpec
-from gradweave.results import Result
-from gradweave.runs import RunFolder
-from gradweave.vocabulary import MIB, parse_rate
+from gradweave._src.advice import advise
+from gradweave._src.bench.calibration import CalibrationQuestion, calibrate_cluster
+from gradweave._src.bench.training import Settings, compressions_of, to_measure, train_on_cluster
+from gradweave._src.lab import Cluster, ClusterSpec
+from gradweave._src.results import Result
+from gradweave._src.runs import RunFolder
+from gradweave._src.vocabulary import MIB, parse_rate
 
 TRACES = ("bert-base", "gpt2", "vit-b16", "resnet50")
 RATES = {4: "1gbit", 8: "500mbit"}
@@ -137,8 +137,8 @@ def page(cells: list[Cell]) -> str:
     lines = [
         "# What each precision gains",
         "",
-        f"{' '.join(dict.fromkeys(cell.made_with for cell in cells))} Made by "
-        "`python benchmarks/policies.py`.",
+        "Made by `python benchmarks/policies.py`. Cells were measured at several commits; the "
+        f"first table names each one's: {cells[0].made_with.partition(', ')[2]}",
         "",
         f"Models with their proportions, scaled down to {GRADIENT_BYTES / 1e6:g} MB of gradients, "
         "replayed on emulated nodes; *ratio* is what an all-reduce of all gradients takes by the "
@@ -178,15 +178,16 @@ def _named(cell: Cell) -> str:
 
 
 def _times(cells: list[Cell]) -> Iterator[str]:
-    yield f"| trace | scale | nodes | ratio | compute | {' | '.join(RUNTIMES)} |"
-    yield f"|---|---:|---:|---:|---:|{'---:|' * len(RUNTIMES)}"
+    yield f"| trace | scale | nodes | ratio | compute | {' | '.join(RUNTIMES)} | commit |"
+    yield f"|---|---:|---:|---:|---:|{'---:|' * len(RUNTIMES)}---|"
     for cell in cells:
         rows = {row.runtime: row for row in cell.results}
         times = (
             f"{rows[name].iteration_s * 1e3:,.0f} ({rows[name].prediction_error:+.0%})"
             for name in RUNTIMES
         )
-        yield f"{_named(cell)}| {cell.compute_s * 1e3:,.0f} | {' | '.join(times)} |"
+        commit = cell.made_with.partition(",")[0].removeprefix("Commit ")
+        yield f"{_named(cell)}| {cell.compute_s * 1e3:,.0f} | {' | '.join(times)} | {commit} |"
 
 
 COMPARED = {

@@ -22,12 +22,12 @@ from msgspec.structs import replace
 from regret_cases import CASES, STEPS, Case
 from regret_page import Everything, Measured, draw, page
 
-from gradweave import files
-from gradweave.bench.peer_plans import TORCH, TUNED
-from gradweave.bench.regret import CACHED, RUNTIMES, RegretQuestion, Turn, train_in_turn
-from gradweave.bench.training import OURS
-from gradweave.errors import GradweaveError, LabError
-from gradweave.lab import Cluster, ClusterSpec
+from gradweave._src import files
+from gradweave._src.bench.peer_plans import TORCH, TUNED
+from gradweave._src.bench.regret import CACHED, RUNTIMES, RegretQuestion, Turn, train_in_turn
+from gradweave._src.bench.training import OURS
+from gradweave._src.errors import GradweaveError, LabError
+from gradweave._src.lab import Cluster, ClusterSpec
 
 
 class Record:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from experiments import EXPERIMENTS, PAIRS, SHIPPED
 
 from gradweave import Trace, load_trace
-from gradweave.bench.regret import RealWork, ReplayedWork
-from gradweave.lab import ClusterSpec
-from gradweave.trace import Tensor
+from gradweave._src.bench.regret import RealWork, ReplayedWork
+from gradweave._src.lab import ClusterSpec
+from gradweave._src.trace import Tensor
 
 STEPS = 150
 

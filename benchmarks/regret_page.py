@@ -8,8 +8,8 @@ from statistics import median
 import altair as alt
 from msgspec import Struct
 
-from gradweave.bench.peer_plans import TORCH, TUNED
-from gradweave.bench.regret import (
+from gradweave._src.bench.peer_plans import TORCH, TUNED
+from gradweave._src.bench.regret import (
     CACHED,
     RUNTIMES,
     STRETCH_STEPS,
@@ -18,9 +18,9 @@ from gradweave.bench.regret import (
     ratio_of_first,
     worst_stretch,
 )
-from gradweave.bench.training import OURS
-from gradweave.results import StageBegin
-from gradweave.session.findings import Stage
+from gradweave._src.bench.training import OURS
+from gradweave._src.results import StageBegin
+from gradweave._src.session.findings import Stage
 
 # What people wait for before they judge.
 EARLY_STEPS = 100

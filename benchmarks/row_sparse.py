@@ -22,10 +22,10 @@ from ask_ranks import answer_of, is_rank
 from made_with import made_with
 from msgspec import Struct
 
-from gradweave.bench.ranks import default_group
-from gradweave.comm import Communicator
-from gradweave.comm.small_messages import group_device, largest
-from gradweave.presets import load_trace
+from gradweave._src.bench.ranks import default_group
+from gradweave._src.comm import Communicator
+from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.presets import load_trace
 
 CASES = ((2, "10gbit"), (2, "1gbit"), (4, "1gbit"))
 TABLE = "tables.0.weight"

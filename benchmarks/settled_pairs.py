@@ -24,15 +24,16 @@ from experiments import PAIRS, SHIPPED
 from made_with import made_with
 from msgspec import Struct
 
-from gradweave import Trace, files, load_trace
-from gradweave.bench.jobs import ask
-from gradweave.bench.training import JOB, OURS, Case, TrainingAnswer, TrainingQuestion
-from gradweave.lab import Cluster, ClusterSpec
-from gradweave.plan import Plan
-from gradweave.runs import RunFolder
+from gradweave import Trace, load_trace
+from gradweave._src import files
+from gradweave._src.bench.jobs import ask
+from gradweave._src.bench.training import JOB, OURS, Case, TrainingAnswer, TrainingQuestion
+from gradweave._src.lab import Cluster, ClusterSpec
+from gradweave._src.plan import Plan
+from gradweave._src.runs import RunFolder
 
 ROOT = Path(__file__).parents[1]
-(NODES, RATE), *_ = PAIRS.clusters
+NODES, RATE = PAIRS.clusters[0].nodes, PAIRS.clusters[0].rate
 # Our wrapper learns by itself; the benchmark would calibrate, too, for other runtimes.
 NETWORK = "gtopk-1gbe"
 HERE, THERE = "here", "there"

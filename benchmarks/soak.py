@@ -29,10 +29,11 @@ from msgspec import Struct
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave import DistributedDataParallel, ShardedDataParallel, files
-from gradweave.errors import LabError
-from gradweave.lab import Cluster, ClusterSpec, Job, OutputLine
-from gradweave.session.findings import Stage
+from gradweave import DistributedDataParallel, ShardedDataParallel
+from gradweave._src import files
+from gradweave._src.errors import LabError
+from gradweave._src.lab import Cluster, ClusterSpec, Job, OutputLine
+from gradweave._src.session.findings import Stage
 
 NODES = 2  # of which any order of additions gives the same bits
 RATES = ("1gbit", "500mbit", "200mbit", "100mbit")

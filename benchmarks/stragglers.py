@@ -19,8 +19,9 @@ import msgspec
 from made_with import made_with
 from msgspec import Struct
 
-from gradweave import Tensor, Trace, files
-from gradweave.bench.stragglers import (
+from gradweave import Tensor, Trace
+from gradweave._src import files
+from gradweave._src.bench.stragglers import (
     Fault,
     Healed,
     StragglersQuestion,
@@ -28,8 +29,8 @@ from gradweave.bench.stragglers import (
     healed,
     watch_ranks,
 )
-from gradweave.lab import Cluster, ClusterSpec
-from gradweave.phases import PHASES
+from gradweave._src.lab import Cluster, ClusterSpec
+from gradweave._src.phases import PHASES
 
 NODES, RATE = 4, "200mbit"
 SHARES = (0.1, 0.2, 0.5)

@@ -13,7 +13,7 @@ import numpy as np
 from made_with import made_with
 
 from gradweave import Network, Trace, load_network, load_trace
-from gradweave.planning.both_passes import optimal_for_both
+from gradweave._src.planning.both_passes import optimal_for_both
 
 TRACES = ("gpt2", "bert-base", "resnet50", "vit-b16")
 NETWORKS = ("k80-10gbe", "gtopk-1gbe")

@@ -19,13 +19,20 @@ from experiments import EXPERIMENTS, PAPERS, Experiment
 from made_with import made_with
 from msgspec import Struct
 
-from gradweave import Network, Trace, files, load_trace
-from gradweave.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave.bench.training import Settings, compressions_of, to_measure, train_on_cluster
-from gradweave.lab import Cluster, ClusterSpec
-from gradweave.planning.bsp import find_loop
-from gradweave.results import Result
-from gradweave.runs import RunFolder
+from gradweave import Network, Trace, load_trace
+from gradweave._src import files
+from gradweave._src.bench.calibration import CalibrationQuestion, calibrate_cluster
+from gradweave._src.bench.training import (
+    Settings,
+    compressions_of,
+    needs_slow_ways,
+    to_measure,
+    train_on_cluster,
+)
+from gradweave._src.lab import Cluster, ClusterSpec
+from gradweave._src.planning.bsp import find_loop
+from gradweave._src.results import Result
+from gradweave._src.runs import RunFolder
 
 
 class Measured(Struct, frozen=True, kw_only=True):
@@ -34,23 +41,24 @@ class Measured(Struct, frozen=True, kw_only=True):
     parameter_scale: float
     selection_s: float | None = None  # of the model's largest gradients, where they are selected
     calibrated_before: bool = False  # the network was given
+    made_with: str
     results: list[Result]
 
 
 class Everything(Struct, frozen=True, kw_only=True):
-    made_with: str
     measured: list[Measured]
 
 
 def measure(experiment: Experiment, runs: Path, known: Network | None) -> Iterator[Measured]:
     if known is not None and len(experiment.clusters) > 1:
         raise SystemExit(f"{experiment.name} has several clusters; calibrate them")
-    for nodes, rate in experiment.clusters:
-        with Cluster(ClusterSpec(nodes=nodes, rate=rate)) as cluster:
+    for nodes, rate, ranks_per_node in experiment.clusters:
+        spec = ClusterSpec(nodes=nodes, rate=rate, ranks_per_node=ranks_per_node)
+        with Cluster(spec) as cluster:
             network = known or _calibrated(cluster, experiment)
             for time in range(experiment.times):
                 for name, scale in experiment.traces:
-                    print(f"{experiment.name}: {name}, {nodes} nodes at {rate}", flush=True)
+                    print(f"{experiment.name}: {name}, {spec}", flush=True)
                     trace = _trace(experiment, name, scale)
                     elements = sum(tensor.elements for tensor in trace.tensors)
                     yield Measured(
@@ -59,6 +67,7 @@ def measure(experiment: Experiment, runs: Path, known: Network | None) -> Iterat
                         parameter_scale=scale,
                         selection_s=elements * network.selection_s_per_element or None,
                         calibrated_before=known is not None,
+                        made_with=made_with(),
                         results=_trained(experiment, cluster, network, trace, runs),
                     )
 
@@ -77,6 +86,7 @@ def _calibrated(cluster: Cluster, experiment: Experiment) -> Network:
         largest_bytes=experiment.largest_bytes,
         repeats=experiment.calibrated,
         compressions=compressions_of(experiment.runtimes),
+        keeps_slow=needs_slow_ways(experiment.runtimes),
     )
     return calibrate_cluster(cluster, question).beside_nothing()
 
@@ -111,8 +121,6 @@ def page(everything: Everything, stem: str) -> str:
     lines = [
         "# Training speed on emulated clusters",
         "",
-        f"The experiment that was measured last: {everything.made_with}",
-        "",
         "Made by `python benchmarks/training.py`. Times are of the slowest rank, medians over "
         "repeats of medians over iterations; what each column means is in docs/measuring.md. "
         "Predictions come from one calibration per cluster and were written before the runtimes "
@@ -122,12 +130,15 @@ def page(everything: Everything, stem: str) -> str:
         found = [one for one in everything.measured if one.experiment == experiment.name]
         if found:
             lines += ["", f"## {experiment.title}", "", _settings(experiment, found), ""]
+            lines += [*dict.fromkeys(one.made_with for one in found), ""]
             if experiment.ratios:
                 lines += _compared(experiment, found)
-            elif experiment.name == "sparse":
+            elif experiment.name in {"sparse", "sparse-resnets"}:
                 lines += [*_table(found), "", *_shares(found)]
             elif experiment.name == "loops":
                 lines += _loops(found)
+            elif experiment.name == "tiers":
+                lines += _images(found)
             else:
                 lines += _order(found) if experiment.times > 1 else _table(found)
             if experiment.name == "scaling":
@@ -238,6 +249,32 @@ def _loops(found: list[Measured]) -> list[str]:
     return lines
 
 
+IMAGES_PER_RANK = 32  # that one iteration of the BlueConnect paper's ResNet-50 has
+
+
+def _images(found: list[Measured]) -> list[str]:
+    """BlueConnect's Fig. 6: images per second, by each collective."""
+    lines = [
+        f"{IMAGES_PER_RANK} images on each rank, as in the paper; `any` chooses the collective of "
+        "each message by what was calibrated.",
+        "",
+        "| trace | scale | nodes x ranks | runtime | messages | measured ms | predicted ms | error "
+        "| images/s | over ring |",
+        "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in found:
+        ring_s = next(row.iteration_s for row in one.results if row.runtime == "optimal@ring")
+        lines += [
+            f"| {row.trace} | {one.parameter_scale:g} | {row.nodes} x {row.ranks_per_node} "
+            f"| {row.runtime} | {row.messages} | {row.iteration_s * 1e3:,.0f} "
+            f"| {known(row.predicted_s) * 1e3:,.0f} | {known(row.prediction_error):+.1%} "
+            f"| {row.workers * IMAGES_PER_RANK / row.iteration_s:,.0f} "
+            f"| {ring_s / row.iteration_s:.2f}x |"
+            for row in one.results
+        ]
+    return lines
+
+
 def _ratio(ours: Result, other: Result) -> str:
     ratios = [a / b for a, b in zip(ours.repeats_s, other.repeats_s, strict=True)]
     half = 1.96 * stdev(ratios) / len(ratios) ** 0.5
@@ -330,7 +367,7 @@ def main() -> None:
         others = [one for one in _known(raw).measured if one.experiment != experiment.name]
         for one in measure(experiment, options.runs, network):
             others.append(one)  # kept after each, for a run may be interrupted
-            everything = Everything(made_with=made_with(), measured=others)
+            everything = Everything(measured=others)
             raw.write_bytes(msgspec.json.format(msgspec.json.encode(everything), indent=1))
     draw(_known(raw), options.output)
     options.output.with_suffix(".md").write_text(page(_known(raw), options.output.name))
@@ -338,7 +375,7 @@ def main() -> None:
 
 def _known(raw: Path) -> Everything:
     if not raw.exists():
-        return Everything(made_with="", measured=[])
+        return Everything(measured=[])
     return msgspec.json.decode(raw.read_bytes(), type=Everything)
 
 

@@ -19,10 +19,10 @@ from made_with import made_with
 from msgspec import Struct
 from torch import nn
 
-from gradweave.bench.ranks import default_group
-from gradweave.comm.small_messages import group_device, largest
-from gradweave.plan import Bucket, Plan
-from gradweave.runtime.sharded import ShardedDataParallel
+from gradweave._src.bench.ranks import default_group
+from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runtime.sharded import ShardedDataParallel
 
 CASES = ((2, "1gbit"), (2, "10gbit"), (4, "1gbit"), (4, "10gbit"))
 WORDS, WIDTH, LAYERS = 8192, 1024, 16

@@ -24,8 +24,7 @@ from gradweave import (
     TrainingState,
     saved_recipe,
 )
-from gradweave.workloads.datasets import fashion_mnist_subset
-from gradweave.workloads.models import SmallCNN
+from gradweave.workloads import SmallCNN, fashion_mnist_subset
 
 
 def sparsified(model: torch.nn.Module, plan: Recipe | None) -> DistributedDataParallel:

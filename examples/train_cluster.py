@@ -13,8 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradweave
-from gradweave.workloads.datasets import Batches, fashion_mnist_subset
-from gradweave.workloads.models import SmallCNN
+from gradweave.workloads import Batches, SmallCNN, fashion_mnist_subset
 
 
 def main() -> None:

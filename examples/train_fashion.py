@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from gradweave import DistributedDataParallel
-from gradweave.workloads.datasets import Batches, fashion_mnist_subset
-from gradweave.workloads.models import resnet20
+from gradweave.workloads import Batches, fashion_mnist_subset, resnet20
 
 
 def main() -> None:

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from gradweave import DistributedDataParallel
-from gradweave.workloads.datasets import Batches, load_text
-from gradweave.workloads.models import CharTransformer
+from gradweave.workloads import Batches, CharTransformer, load_text
 
 WINDOW = 64
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from threading import Condition
 
-from gradweave.doctor import Checkup
-from gradweave.doctor.checkup import Flow, Interface, RankFacts, Speed
+from gradweave._src.doctor import Checkup
+from gradweave._src.doctor.checkup import Flow, Interface, RankFacts, Speed
 
 GIGABIT = 117e6  # bytes per second that TCP gets of a gigabit
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "gradweave": "0.1.0"}

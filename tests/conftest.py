@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -5,7 +6,11 @@ import pytest
 from hypothesis import settings
 
 from gradweave import Network, Tensor, Trace
-from gradweave.costs import Link, flat
+from gradweave._src.costs import Link, flat
+
+# Ranks share the cores, as threads or as processes: threads of each of them would only spin. Before
+# torch is imported, and for all that is started.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Two shared cores: a slow example is a busy machine, not a failure.
 settings.register_profile("gradweave", deadline=None)
@@ -21,8 +26,8 @@ def compiled_kernels() -> None:
     """Ranks load them from numba's cache: to compile takes longer than a rank waits for another."""
     import torch  # noqa: PLC0415 most tests need none
 
-    from gradweave.comm.rounding import eight_bits  # noqa: PLC0415
-    from gradweave.sparse.select import compile_kernels  # noqa: PLC0415
+    from gradweave._src.comm.rounding import eight_bits  # noqa: PLC0415
+    from gradweave._src.sparse.select import compile_kernels  # noqa: PLC0415
 
     compile_kernels(torch.float32)
     eight_bits.compile_kernels()

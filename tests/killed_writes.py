@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from commands import run
+from commands import python
 
 TRACE_ME, GO_TO_NEXT_CALL, SET_OPTIONS = 0, 24, 0x4200
 DIES_WITH_US = 0x100000
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 def after_kills(case: str, folder: Path, *, most: int = EVERY_CALL) -> dict[str, Any]:
     """What ``main`` prints: stops, what was found how often, unfinished files, what was last."""
-    done = run(sys.executable, "-W", "ignore", __file__, case, folder, most, most_s=MOST_S)
+    done = python(__file__, case, folder, most, most_s=MOST_S)
     if done.returncode == FORBIDDEN:
         pytest.skip("this machine lets nobody trace a process")
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,8 @@ def stops_of(write: Callable[[], object], *, killed_at: int | None = None) -> in
 
 
 def a_trace(folder: Path) -> Case:
-    from gradweave import Trace, files, load_trace  # noqa: PLC0415 each case has its own
+    from gradweave import Trace, load_trace  # noqa: PLC0415 each case has its own
+    from gradweave._src import files  # noqa: PLC0415 each case has its own
 
     values = {"old": load_trace("alexnet"), "new": load_trace("alexnet").with_bytes_per_element(2)}
     path = folder / "trace.json"
@@ -88,7 +89,7 @@ def a_trace(folder: Path) -> Case:
 def a_state(folder: Path) -> Case:
     import torch  # noqa: PLC0415
 
-    from gradweave.sparse import checkpoint  # noqa: PLC0415
+    from gradweave._src.sparse import checkpoint  # noqa: PLC0415
 
     torch.set_num_threads(1)  # others would not be there in a process that was forked
 
@@ -117,9 +118,10 @@ def a_state(folder: Path) -> Case:
 def a_run(folder: Path) -> Case:
     from msgspec.structs import replace  # noqa: PLC0415
 
-    from gradweave import FormatError, files, load_network, load_trace, make_plan, simulate  # noqa: PLC0415
-    from gradweave.results import Results  # noqa: PLC0415
-    from gradweave.runs import Run, RunFolder  # noqa: PLC0415
+    from gradweave import FormatError, load_network, load_trace, make_plan, simulate  # noqa: PLC0415
+    from gradweave._src import files  # noqa: PLC0415
+    from gradweave._src.results import Results  # noqa: PLC0415
+    from gradweave._src.runs import Run, RunFolder  # noqa: PLC0415
 
     golden = Path(__file__).parent / "golden"
     results = files.read(golden / "results-2.json", Results)
@@ -157,7 +159,7 @@ def a_training(folder: Path) -> Case:
     from torch import nn  # noqa: PLC0415
 
     from gradweave import TrainingState  # noqa: PLC0415
-    from gradweave.checkpoint.written_beside import WrittenBeside  # noqa: PLC0415
+    from gradweave._src.checkpoint.written_beside import WrittenBeside  # noqa: PLC0415
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

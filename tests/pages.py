@@ -9,15 +9,25 @@ ROOT = Path(__file__).parents[1]
 
 
 class Block(NamedTuple):
+    """A fenced block: its language, its title (who runs it, or which file it is), its lines."""
+
     language: str
-    note: str  # what stands behind the language, such as who is to run it
+    title: str
     text: str
 
 
+FENCED = re.compile(r'^ *```(\w*)(?: title="(.*)")?\n((?:.*\n)*?) *```$', re.MULTILINE)
+
+
 def blocks(page: str) -> list[Block]:
-    """Of a page's text, in their order."""
-    found = re.findall(r"^```(\w*) *(.*)\n((?:.*\n)*?)```$", page, re.MULTILINE)
-    return [Block(*parts) for parts in found]
+    """Return a page's fenced blocks, in their order."""
+    return [Block(*parts) for parts in FENCED.findall(page)]
+
+
+def pages() -> dict[str, str]:
+    """Return README and everything in docs/, by their paths in the repository."""
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return {str(file.relative_to(ROOT)): file.read_text() for file in files}
 
 
 def section(page: str, heading: str) -> str:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gradweave import Tensor, Trace
-from gradweave.costs import Cost, Curve, Line
+from gradweave._src.costs import Cost, Curve, Line
 
 MOST_TENSORS = 12
 

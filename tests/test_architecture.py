@@ -1,4 +1,4 @@
-"""The import arrow, the public surface, and that the pure layers start fast."""
+"""The import arrow, and that the pure layers start fast."""
 
 import ast
 import sys
@@ -9,14 +9,16 @@ import torch
 from commands import run
 
 import gradweave
-from gradweave import RequestError, torch_internals
+from gradweave import RequestError
+from gradweave._src import torch_internals
 
-PACKAGE = Path(gradweave.__file__).parent
+PUBLIC = Path(gradweave.__file__).parent
+PACKAGE = PUBLIC / "_src"
 
 # Left may import right, never the other way round. One layer is one set.
 LAYERS: list[set[str]] = [
-    {"__main__"},
     {"cli"},
+    {"selftest"},
     {"bench"},
     {"report"},
     {"integrations"},
@@ -25,12 +27,13 @@ LAYERS: list[set[str]] = [
     {"measure", "sparse"},
     {"comm", "lab", "workloads"},
     {"step_hooks"},
-    {"torch_internals", "session"},
+    {"clocks"},
+    {"torch_internals", "session", "device_order"},
     {"advice", "doctor"},
     {"simulation", "glossary"},
     {"planning", "collectives"},
     {"presets"},
-    {"runs"},
+    {"runs", "formats"},
     {"files"},
     {"remembered"},
     {"kept", "recipe"},
@@ -46,11 +49,14 @@ LAYERS: list[set[str]] = [
 WITH_TORCH = {
     "bench",
     "checkpoint",
+    "clocks",
     "comm",
+    "device_order",
     "hooks",
     "integrations",
     "measure",
     "runtime",
+    "selftest",
     "sparse",
     "step_hooks",
     "torch_internals",
@@ -82,12 +88,22 @@ def imported(file: Path) -> set[str]:
 
 
 def own_parts(file: Path) -> set[str]:
-    parts = {name.split(".")[1] for name in imported(file) if name.startswith("gradweave.")}
+    ours = "gradweave._src."
+    parts = {name.removeprefix(ours).split(".")[0] for name in imported(file) if ours in name}
     return parts & set(modules())
 
 
 def test_every_part_has_its_layer():
     assert set().union(*LAYERS) == set(modules()) - {"__init__"}
+
+
+def test_the_page_has_the_same_arrow():
+    """Down to what is beside and below ``costs``, which it names in a sentence."""
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+    arrow = page.partition("## One arrow\n\n```\n")[2].partition("\n```")[0]
+    drawn = [set(layer.strip().split(", ")) for layer in arrow.split("──▶")]
+    last = next(place for place, layer in enumerate(LAYERS) if "costs" in layer)
+    assert drawn == [*LAYERS[:last], {"costs"}]
 
 
 def test_imports_follow_the_arrow():
@@ -109,7 +125,7 @@ def test_what_decides_knows_no_torch():
 def private_names(file: Path) -> set[str]:
     """Names with an underscore that a file uses and does not define: somebody else's."""
     tree = ast.parse(file.read_text())
-    own = {"_"}
+    own = {"_", "_src"}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             own.add(node.name)
@@ -153,7 +169,7 @@ def test_torchs_private_names_have_one_home():
             allowed = OTHERS_PRIVATE | LIBRARIES_PRIVATE.get(file.name, set())
             assert not private_names(file) - allowed, file
     home = PACKAGE / HOME_OF_PRIVATE_NAMES
-    assert {"_check_reducer_finalized", "_dynamo", "_version"} <= private_names(home)
+    assert {"_check_reducer_finalized", "_version"} <= private_names(home)
 
 
 LIBRARIES = {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"}
@@ -181,7 +197,7 @@ def test_a_missing_private_name_is_one_line():
 
 def test_the_command_line_starts_without_torch():
     code = (
-        "import sys; from gradweave.cli import main; "
+        "import sys; from gradweave._src.cli import main; "
         "code = main(['plan', '--trace', 'alexnet', '--network', 'k80-10gbe', '--workers', '4']); "
         "sys.exit(code or 'torch' in sys.modules)"
     )
@@ -189,34 +205,9 @@ def test_the_command_line_starts_without_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_public_names_are_what_all_says():
-    """Of what is imported late, the names must be there when asked for."""
-    present = {
-        name
-        for name, value in vars(gradweave).items()
-        if getattr(value, "__module__", "").startswith("gradweave")
-        and not name.startswith("_")
-        and not isinstance(value, type(sys))
-    }
-    assert sorted(present | set(gradweave.WITH_TORCH)) == gradweave.__all__
-    for name in gradweave.__all__:
-        assert getattr(gradweave, name).__name__ == name
-
-
-def test_the_public_names_can_be_found():
-    """As an editor or a notebook does that completes what is being typed."""
-    listed = dir(gradweave)
-    assert {*gradweave.__all__, "hooks", "__version__"} <= set(listed)
-    assert not [name for name in listed if not name.startswith("__") and not is_public(name)]
-    for name in listed:
-        getattr(gradweave, name)
-
-
-def is_public(name: str) -> bool:
-    return name in gradweave.__all__ or name == "hooks"
-
-
-def test_the_public_names_are_documented():
-    for name in dir(gradweave):
-        if is_public(name):
-            assert (getattr(gradweave, name).__doc__ or "").strip(), name
+def test_what_is_inside_does_not_look_outside():
+    """Of the modules for users, what is below ``_src`` needs none; the version is the exception."""
+    for file in PACKAGE.rglob("*.py"):
+        for name in imported(file):
+            outside = name.split(".")[0] == "gradweave" and name.split(".")[1:2] != ["_src"]
+            assert not outside or name in {"gradweave", "gradweave.__version__"}, (file, name)

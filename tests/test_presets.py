@@ -6,8 +6,9 @@ import make_presets
 import numpy as np
 import pytest
 
-from gradweave import files, load_network, load_trace
-from gradweave.costs import Curve
+from gradweave import load_network, load_trace
+from gradweave._src import files
+from gradweave._src.costs import Curve
 
 # FACTS of the papers: tensors, parameters, and seconds per iteration at the measured trace's speed.
 PUBLISHED = {

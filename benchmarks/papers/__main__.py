@@ -17,14 +17,18 @@ CHAPTERS: Mapping[str, Callable[[], Chapter]] = {
 OPENING = """
     The results of five papers, computed again with Gradweave and printed beside the papers' own
     numbers. **This page and its pictures are generated; do not edit them.** `make results` writes
-    them anew from the shipped traces and networks, in seconds; the same inputs give the same bytes.
+    them anew from the shipped traces, networks and measurements, in a minute; the same inputs give
+    the same bytes.
 """
 
 KINDS = [
-    """**Simulated or modelled**: every number of ours. Nothing on this page was run on a cluster.
-    An iteration is simulated from a trace (when each gradient is ready), a plan (which gradients
-    travel together) and a network (what a message costs); costs of collectives are the papers'
-    closed forms.""",
+    """**Simulated or modelled**: every number of ours that is not called measured. An iteration is
+    simulated from a trace (when each gradient is ready), a plan (which gradients travel together)
+    and a network (what a message costs); costs of collectives are closed forms, which tests hold
+    against the schedules that run.""",
+    """**Measured in the lab**: iterations and collectives on
+    emulated nodes with real processes and sockets, taken from
+    [benchmarks/results](../benchmarks/results), whose pages name the commits. """,
     """**Measured** traces: only GoogLeNet's (`googlenet-k80`), from the MG-WFBP authors' log. All
     other traces are **estimated**: tensor sizes are exact, times follow from operation counts at
     the speed of the measured trace.""",
@@ -34,6 +38,8 @@ KINDS = [
     captions and tables print, and with nothing read off a curve.""",
     """Conclusions drawn from the numbers are checked against them when the page is made: if one
     were no longer true, `make results` would fail.""",
+    """A *band* is what becomes of a ratio while latency or compute times differ from ours by up to
+    a fifth.""",
     """MB is 10^6 bytes. A ratio such as `wfbp` / `mgwfbp` is of iteration times: above 1, the
     second is the faster.""",
 ]

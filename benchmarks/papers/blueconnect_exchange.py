@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from gradweave import Network, load_network
-from gradweave.costs import Line
+from gradweave._src.costs import Line
 
 from . import charts
 

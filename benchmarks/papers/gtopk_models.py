@@ -24,6 +24,7 @@ class Model:
     batch: int  # Table VI
     compute_s: float  # Table VI, one GPU
     paper_images_per_s: tuple[int, int, int]  # Table VII: dense, top-k, gTop-k on 32 GPUs
+    paper_ratios: tuple[str, str]  # Table VII, as printed: gTop-k over dense and over top-k
 
     @property
     def parameters(self) -> int:
@@ -78,6 +79,7 @@ MODELS = (
         batch=128,
         compute_s=0.097,
         paper_images_per_s=(403, 2016, 3020),
+        paper_ratios=("7.5x", "1.5x"),
     ),
     Model(
         name="ResNet-20",
@@ -85,6 +87,7 @@ MODELS = (
         batch=128,
         compute_s=0.146,
         paper_images_per_s=(9212, 22272, 25280),
+        paper_ratios=("2.7x", "1.1x"),
     ),
     Model(
         name="AlexNet",
@@ -92,6 +95,7 @@ MODELS = (
         batch=64,
         compute_s=0.369,
         paper_images_per_s=(39, 296, 505),
+        paper_ratios=("12.8x", "1.7x"),
     ),
     Model(
         name="ResNet-50",
@@ -99,5 +103,6 @@ MODELS = (
         batch=256,
         compute_s=4.842,
         paper_images_per_s=(343, 978, 1251),
+        paper_ratios=("3.65x", "1.3x"),
     ),
 )

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from gradweave import Network
-from gradweave.costs import Link, flat
-from gradweave.costs.pipeline import (
+from gradweave._src.costs import Link, flat
+from gradweave._src.costs.pipeline import (
     PipelineCost,
     pipeline_all_reduce,
     pipeline_broadcast,
     pipeline_reduce,
 )
-from gradweave.vocabulary import Operation
+from gradweave._src.vocabulary import Operation
 
 from . import charts
 
@@ -54,7 +54,7 @@ def over(operation: Operation, collective: str, *, nbytes: float, workers: int) 
 
 
 def block_bytes(operation: Operation, *, nbytes: float, workers: int) -> float:
-    return float(PIPELINES[operation](LINK, workers).block_bytes(np.array([nbytes]))[0])
+    return nbytes / float(PIPELINES[operation](LINK, workers).blocks(np.array([nbytes]))[0])
 
 
 def megabytes(nbytes: float) -> str:

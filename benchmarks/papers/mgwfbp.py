@@ -1,8 +1,11 @@
 """MG-WFBP: the INFOCOM 2019 and the journal 2020 paper."""
 
 from . import (
+    mgwfbp_bands,
     mgwfbp_clusters,
+    mgwfbp_fits,
     mgwfbp_messages,
+    mgwfbp_nodes,
     mgwfbp_passes,
     mgwfbp_ring,
     mgwfbp_tensor_sizes,
@@ -23,9 +26,12 @@ def chapter() -> Chapter:
         title="MG-WFBP: merging gradients",
         introduction=INTRODUCTION,
         sections=[
+            mgwfbp_fits.section(),
             mgwfbp_ring.section(),
+            mgwfbp_bands.section(),
             mgwfbp_messages.section(),
             mgwfbp_trees.section(),
+            mgwfbp_nodes.section(),
             mgwfbp_clusters.section(),
             mgwfbp_tensor_sizes.section(),
             mgwfbp_passes.section(),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from gradweave.simulation import PAPER_WORKERS
+from gradweave._src.simulation import PAPER_WORKERS
 
 from . import charts
 from .mgwfbp_sweep import by, googlenet_adding

@@ -5,7 +5,7 @@ from functools import cache
 import altair as alt
 
 from gradweave import Trace, load_network
-from gradweave.simulation import PAPER_WORKERS, PassesCompared, compare_passes
+from gradweave._src.simulation import PAPER_WORKERS, PassesCompared, compare_passes
 
 from . import charts
 from .mgwfbp_sweep import googlenet, resnet50_by_tensor

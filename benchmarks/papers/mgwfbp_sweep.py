@@ -8,12 +8,17 @@ import altair as alt
 from msgspec.structs import replace
 
 from gradweave import Network, Plan, Trace, load_network, load_trace
-from gradweave.costs import Line, flat
-from gradweave.simulation import PAPER_WORKERS, Case, Outcome, run
+from gradweave._src.costs import Line, flat
+from gradweave._src.simulation import PAPER_WORKERS, Case, Outcome, run
 
 from . import charts
+from .journal_table_2 import network_of_double_trees
 from .page import claim
 
+# Journal 6.4, 64 workers: the other's iteration time over MG-WFBP's.
+COMPARED_WORKERS = 64
+PAPER_WFBP = {"GoogLeNet": 1.78, "ResNet-50": 1.75}
+PAPER_SINGLE = {"GoogLeNet": 1.35, "ResNet-50": 1.45}
 # The authors' simulator also has a time to add a byte; the preset leaves it out.
 AUTHORS_SUM_S_PER_BYTE = 2.5e-9
 
@@ -130,6 +135,15 @@ def by(collective: str) -> tuple[Sweep, Sweep, Sweep]:
     tensors = Sweep(resnet50_by_tensor(), k80_network(), collective)
     layers = Sweep(resnet50_by_layer(), k80_network(), collective)
     return google, tensors, layers
+
+
+def by_printed_double_trees() -> tuple[Sweep, Sweep]:
+    """GoogLeNet and ResNet-50 in tensors, at the price that the journal's Table 2 prints."""
+    network = network_of_double_trees(k80_network(), PAPER_WORKERS)
+    return (
+        Sweep(googlenet(), network, "double-tree"),
+        Sweep(resnet50_by_tensor(), network, "double-tree"),
+    )
 
 
 def googlenet_adding() -> Sweep:

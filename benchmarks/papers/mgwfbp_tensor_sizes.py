@@ -6,7 +6,7 @@ import altair as alt
 import numpy as np
 
 from gradweave import Trace, load_trace
-from gradweave.costs import Line
+from gradweave._src.costs import Line
 
 from . import charts
 from .mgwfbp_clusters import MODELS, WORKERS, clusters

@@ -3,7 +3,15 @@
     from gradweave import DistributedDataParallel as DDP
     model = DDP(model)
 
-``gradweave.hooks`` has communication hooks for torch's own wrapper.
+Everything for users is here and in these modules; what is below ``gradweave._src`` may change.
+
+    gradweave.hooks              communication hooks for torch's own wrapper
+    gradweave.sparse_checkpoint  what sparsification carries over, in files
+    gradweave.integrations       Lightning, Accelerate, Transformers
+    gradweave.bsp                the three loops of the Linear Pipeline paper
+    gradweave.lab                a cluster on one machine
+    gradweave.workloads          small models and data sets to try it with
+    gradweave.types              what calls return, for annotations
 
 What needs torch is imported when it is first asked for: everything else starts at once without it.
 """
@@ -11,9 +19,10 @@ What needs torch is imported when it is first asked for: everything else starts 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gradweave.compression import Compression
-from gradweave.costs import Curve, Level, Line, Link, Links
-from gradweave.errors import (
+from gradweave._src.advice import advise
+from gradweave._src.compression import Compression
+from gradweave._src.costs import Curve, Level, Line, Link, Links
+from gradweave._src.errors import (
     CollectiveError,
     FormatError,
     GradweaveError,
@@ -22,37 +31,37 @@ from gradweave.errors import (
     RequestError,
     UnknownCost,
 )
-from gradweave.files import read, write
-from gradweave.network import CollectiveCost, Network
-from gradweave.plan import Bucket, Plan
-from gradweave.planning import make_plan
-from gradweave.presets import load_network, load_trace
-from gradweave.recipe import Recipe
-from gradweave.simulation import simulate
-from gradweave.timeline import Span, Timeline
-from gradweave.trace import Tensor, Trace
+from gradweave._src.files import read, write
+from gradweave._src.network import CollectiveCost, Network
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.planning import make_plan
+from gradweave._src.presets import load_network, load_trace
+from gradweave._src.recipe import Recipe
+from gradweave._src.simulation import simulate
+from gradweave._src.timeline import Span, Timeline
+from gradweave._src.trace import Tensor, Trace
 
 if TYPE_CHECKING:
-    from gradweave.checkpoint.training_state import TrainingState, saved_recipe
-    from gradweave.measure.backward import record_trace
-    from gradweave.measure.network import calibrate
-    from gradweave.runtime.ddp import DistributedDataParallel
-    from gradweave.runtime.sharded import ShardedDataParallel
-    from gradweave.runtime.watched import watch
-    from gradweave.sparse.settings import GTopK, TopK
-    from gradweave.sparse.warmup import Densities
+    from gradweave._src.checkpoint.training_state import TrainingState, saved_recipe
+    from gradweave._src.measure.backward import record_trace
+    from gradweave._src.measure.network import calibrate
+    from gradweave._src.runtime.ddp import DistributedDataParallel
+    from gradweave._src.runtime.sharded import ShardedDataParallel
+    from gradweave._src.runtime.watched import watch
+    from gradweave._src.sparse.settings import GTopK, TopK
+    from gradweave._src.sparse.warmup import Densities
 
-WITH_TORCH = {
-    "DistributedDataParallel": "gradweave.runtime.ddp",
-    "ShardedDataParallel": "gradweave.runtime.sharded",
-    "Densities": "gradweave.sparse.warmup",
-    "GTopK": "gradweave.sparse.settings",
-    "TopK": "gradweave.sparse.settings",
-    "TrainingState": "gradweave.checkpoint.training_state",
-    "calibrate": "gradweave.measure.network",
-    "record_trace": "gradweave.measure.backward",
-    "saved_recipe": "gradweave.checkpoint.training_state",
-    "watch": "gradweave.runtime.watched",
+_WITH_TORCH = {
+    "DistributedDataParallel": "gradweave._src.runtime.ddp",
+    "ShardedDataParallel": "gradweave._src.runtime.sharded",
+    "Densities": "gradweave._src.sparse.warmup",
+    "GTopK": "gradweave._src.sparse.settings",
+    "TopK": "gradweave._src.sparse.settings",
+    "TrainingState": "gradweave._src.checkpoint.training_state",
+    "calibrate": "gradweave._src.measure.network",
+    "record_trace": "gradweave._src.measure.backward",
+    "saved_recipe": "gradweave._src.checkpoint.training_state",
+    "watch": "gradweave._src.runtime.watched",
 }
 
 __all__ = [
@@ -84,6 +93,7 @@ __all__ = [
     "Trace",
     "TrainingState",
     "UnknownCost",
+    "advise",
     "calibrate",
     "load_network",
     "load_trace",
@@ -99,13 +109,17 @@ __all__ = [
 __version__ = "0.1.0"
 
 
+# Modules for users, which are found as attributes without being imported first.
+_MODULES = {"bsp", "hooks", "integrations", "lab", "sparse_checkpoint", "types", "workloads"}
+
+
 def __dir__() -> list[str]:
-    return sorted({*__all__, "__all__", "__doc__", "__file__", "__name__", "__version__", "hooks"})
+    return list(__all__)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hooks":
-        return import_module("gradweave.hooks")
-    if name not in WITH_TORCH:
+    if name in _MODULES:
+        return import_module(f"gradweave.{name}")
+    if name not in _WITH_TORCH:
         raise AttributeError(f"module 'gradweave' has no attribute {name!r}")
-    return getattr(import_module(WITH_TORCH[name]), name)
+    return getattr(import_module(_WITH_TORCH[name]), name)

@@ -1,5 +1,5 @@
 """``python -m gradweave``, for launchers such as ``torchrun -m``."""
 
-from gradweave.cli import main
+from gradweave._src.cli import main
 
 raise SystemExit(main())

@@ -7,8 +7,8 @@ from ranks import on_processes
 from regret_cases import CASES, made_trace
 from regret_page import Everything, Measured, page
 
-from gradweave.bench import regret_job
-from gradweave.bench.regret import (
+from gradweave._src.bench import regret_job
+from gradweave._src.bench.regret import (
     RUNTIMES,
     RealWork,
     RegretQuestion,
@@ -18,8 +18,8 @@ from gradweave.bench.regret import (
     ratio_of_first,
     worst_stretch,
 )
-from gradweave.bench.regret_job import answers, turns
-from gradweave.results import StageBegin
+from gradweave._src.bench.regret_job import answers, turns
+from gradweave._src.results import StageBegin
 
 
 def turn(*steps_s, stages=(), runtime="gradweave"):

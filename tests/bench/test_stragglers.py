@@ -5,10 +5,10 @@ import stragglers
 from ranks import on_processes
 from stragglers import Everything, page, schedule, trace
 
-from gradweave.bench.stragglers import Fault, StragglersQuestion, Watched, healed
-from gradweave.bench.stragglers_job import Stretched, cases
-from gradweave.phases import PHASES
-from gradweave.session.slow_ranks import SlowRank
+from gradweave._src.bench.stragglers import Fault, StragglersQuestion, Watched, healed
+from gradweave._src.bench.stragglers_job import Stretched, cases
+from gradweave._src.phases import PHASES
+from gradweave._src.session.slow_ranks import SlowRank
 
 FAULT = Fault(rank=2, phase="backward", share=0.2)
 

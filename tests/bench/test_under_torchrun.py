@@ -4,10 +4,10 @@ import pytest
 from ranks import on_threads
 
 from gradweave import RequestError, load_trace
-from gradweave.bench.calibration import CalibrationQuestion
-from gradweave.bench.training import Case, Place, TrainingQuestion
-from gradweave.bench.under_torchrun import led
-from gradweave.vocabulary import Way
+from gradweave._src.bench.calibration import CalibrationQuestion
+from gradweave._src.bench.training import Case, Place, TrainingQuestion
+from gradweave._src.bench.under_torchrun import led
+from gradweave._src.vocabulary import Way
 
 COMPUTING = TrainingQuestion(
     trace=load_trace("resnet20").rescaled(forward_s=1e-4, backward_s=1e-4, parameter_scale=0.01),

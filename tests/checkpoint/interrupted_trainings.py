@@ -5,8 +5,8 @@ from ranks import on_processes
 from torch import nn
 
 import gradweave
-from gradweave.plan import Bucket, Plan
-from gradweave.sparse.settings import GTopK
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.sparse.settings import GTopK
 
 STEPS, SAVED_AFTER = 6, 3
 PLAN = Plan(

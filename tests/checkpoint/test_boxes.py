@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradweave.checkpoint.boxes import boxes_of
+from gradweave._src.checkpoint.boxes import boxes_of
 
 
 @st.composite

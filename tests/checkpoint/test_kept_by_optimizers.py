@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gradweave import RequestError
-from gradweave.checkpoint.kept_by_optimizers import kept_for, plain_optimizer
+from gradweave._src.checkpoint.kept_by_optimizers import kept_for, plain_optimizer
 
 MAKES = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gradweave.advice.ways import WAYS
-from gradweave.cli import main
+from gradweave._src.advice.ways import WAYS
+from gradweave._src.cli import main
 
 JOB = ["advise", "--trace", "bert-base", "--network", "k80-10gbe", "--workers", "16"]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gradweave.cli import main
+from gradweave._src.cli import main
 
 SMALL = ["bench", "select", "--numel", "5000", "--density", "0.01", "--repeats", "2"]
 

@@ -7,8 +7,9 @@ import pytest
 from commands import run
 from msgspec.structs import replace
 
-from gradweave import Plan, files, load_trace
-from gradweave.cli import main
+from gradweave import Plan, load_trace
+from gradweave._src import files
+from gradweave._src.cli import main
 
 JOB = ["--trace", "googlenet-k80", "--network", "k80-10gbe"]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import gradweave
-from gradweave import collectives, presets
-from gradweave.bench.training import check_runtimes, runtime_names
-from gradweave.cli import VERBS, main
-from gradweave.cli.listing import KINDS
-from gradweave.compression import COMPRESSION_SUMMARIES, EXCHANGE_NAMES, ROUNDING_NAMES
-from gradweave.glossary import RUNTIMES
-from gradweave.planning import PLANNERS, find_planner, planner_summary
+from gradweave._src import collectives, presets
+from gradweave._src.bench.training import check_runtimes, runtime_names
+from gradweave._src.cli import VERBS, main
+from gradweave._src.cli.listing import KINDS
+from gradweave._src.compression import COMPRESSION_SUMMARIES, EXCHANGE_NAMES, ROUNDING_NAMES
+from gradweave._src.glossary import RUNTIMES
+from gradweave._src.planning import PLANNERS, find_planner, planner_summary
 
 
 def said(capsys, *argv):
@@ -111,7 +111,7 @@ def in_lab(monkeypatch, tmp_path):
         ran.append(command)
         return 0
 
-    monkeypatch.setattr("gradweave.lab.run_command", run_command)
+    monkeypatch.setattr("gradweave._src.lab.run_command", run_command)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     return ran
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradweave import CollectiveCost, Curve, Level, Link, Links, Network
-from gradweave.cli import bench_collectives, bench_training, calibrate, main, tables
-from gradweave.cli.fitting import Column, drawn_width, fit, shortened
-from gradweave.measure.timings import Timing
-from gradweave.results import Result
+from gradweave._src.cli import bench_collectives, bench_training, calibrate, main, tables
+from gradweave._src.cli.fitting import Column, drawn_width, fit, shortened
+from gradweave._src.measure.timings import Timing
+from gradweave._src.results import Result
 
 NARROW = 80
 

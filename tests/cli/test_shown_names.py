@@ -12,11 +12,12 @@ import pytest
 from msgspec.structs import replace
 from mutations import LONG, NAMES
 
-import gradweave.cli
-from gradweave import files, load_network, load_trace
-from gradweave.cli import main, tables
-from gradweave.cli.bars import Bar, print_bars
-from gradweave.cli.bench_training import _run_folder
+import gradweave._src.cli
+from gradweave import load_network, load_trace
+from gradweave._src import files
+from gradweave._src.cli import main, tables
+from gradweave._src.cli.bars import Bar, print_bars
+from gradweave._src.cli.bench_training import _run_folder
 
 VERBS = [
     ["plan", "--planner", "optimal"],
@@ -101,7 +102,7 @@ ARGUMENTS = [
 
 def options_of(verb):
     """Those that take a value, without the one that says where to write."""
-    actions = gradweave.cli._parser().verbs[verb]._actions
+    actions = gradweave._src.cli._parser().verbs[verb]._actions
     return [
         action.option_strings[-1]
         for action in actions
@@ -172,7 +173,7 @@ def prints(path):
 
 def test_lines_are_printed_in_one_place():
     """By functions that know what a terminal must not see; the demo has names of its own alone."""
-    printing = {p.name for p in Path(gradweave.cli.__file__).parent.glob("*.py") if prints(p)}
+    printing = {p.name for p in Path(gradweave._src.cli.__file__).parent.glob("*.py") if prints(p)}
     assert printing == {"__init__.py", "tables.py", "demo.py"}
 
 

@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from gradweave.comm import compiled as module
-from gradweave.comm.compiled import compiled
+from gradweave._src.comm import compiled as module
+from gradweave._src.comm.compiled import compiled
 
 
 def test_where_nothing_can_be_cached_it_is_compiled(monkeypatch):

@@ -6,12 +6,12 @@ import pytest
 import torch
 from ranks import on_processes, on_threads
 
-from gradweave.collectives import binomial, bruck, doubling, ring
-from gradweave.collectives.program import Kind, program
-from gradweave.comm.channel import Call
-from gradweave.comm.execute import MOST_AT_ONCE, POSTED_AHEAD, execute
-from gradweave.comm.rounds import execute_by_rounds
-from gradweave.comm.slices import Scratch, cut
+from gradweave._src.collectives import binomial, bruck, doubling, ring
+from gradweave._src.collectives.program import Kind, program
+from gradweave._src.comm.channel import Call
+from gradweave._src.comm.execute import MOST_AT_ONCE, POSTED_AHEAD, execute
+from gradweave._src.comm.rounds import execute_by_rounds
+from gradweave._src.comm.slices import Scratch, cut
 
 SCHEDULES = [bruck.all_gather, binomial.all_reduce, doubling.all_reduce, ring.all_reduce]
 

@@ -6,8 +6,8 @@ import weakref
 import torch
 from ranks import on_threads
 
-from gradweave.comm import Communicator
-from gradweave.comm.groups import same_ranks
+from gradweave._src.comm import Communicator
+from gradweave._src.comm.groups import same_ranks
 
 
 def sums(group):

@@ -6,10 +6,11 @@ import pytest
 import torch
 from ranks import on_threads
 
-from gradweave.collectives.schedule import block_edges
-from gradweave.comm import Communicator
-from gradweave.comm.lanes import LANES, Lanes, Sent
-from gradweave.errors import CollectiveError
+from gradweave._src.collectives.schedule import block_edges
+from gradweave._src.comm import Communicator
+from gradweave._src.comm.lanes import LANES, Lanes, Sent
+from gradweave._src.device_order import Order
+from gradweave._src.errors import CollectiveError
 
 # Large and small ones in turn; blocks of unequal sizes, and none for some ranks.
 SIZES = (260_000, 3, 1_000_001, 1, 260_007, 1024, 2)
@@ -30,21 +31,25 @@ def summed_and_gathered(group, lanes, collective):
     """Both halves of an all-reduce for each size, all on their way at once."""
     ranks = range(group.size())
     messages = [whole_numbers(elements, group.rank()) for elements in SIZES]
-    begun = []
+    ended = []
+
+    def on_begin():
+        return lambda: ended.append(operation)
+
     for operation in ("reduce-scatter", "all-gather"):
         sent = [
-            lanes.submit(operation, message, collective=collective, on_end=begun.append)
+            lanes.submit(operation, message, collective=collective, on_begin=on_begin)
             for message in messages
         ]
         for done in sent:
-            Sent(done, "here").wait()
+            Sent(done, "here", Order.MODULE_AFTER_PARAMETERS).wait()
         if operation == "reduce-scatter":
             for message in messages:  # what is not this rank's must come from the others
                 first, last = block_edges(len(message), len(ranks))[group.rank() :][:2].tolist()
                 message[:first] = message[last:] = float("nan")
     expected = [sum(whole_numbers(elements, rank) for rank in ranks) for elements in SIZES]
     right = [torch.equal(*pair) for pair in zip(messages, expected, strict=True)]
-    return all(right), len(begun)
+    return all(right), len(ended)
 
 
 @pytest.mark.parametrize("collective", ["ring", "halving-doubling", "native"])
@@ -57,8 +62,10 @@ def test_halves_make_up_the_whole(world, collective):
 def unequal(group, lanes):
     """Ranks that send different messages are told so."""
     message = torch.zeros(1024 + group.rank())
+    done = lanes.submit("all-gather", message, collective="ring")
+    sent = Sent(done, "bucket 7", Order.MODULE_AFTER_PARAMETERS)
     with pytest.raises(CollectiveError, match=r"^bucket 7: ") as caught:
-        Sent(lanes.submit("all-gather", message, collective="ring"), "bucket 7").wait()
+        sent.wait()
     return str(caught.value)
 
 
@@ -73,7 +80,7 @@ class Noting:
     def __init__(self, lane, log):
         self.lane, self.log = lane, log
 
-    def run(self, operation, message, *, collective):
+    def run(self, operation, message, *, collective, root):
         self.log.append((self.lane, len(message)))
         if collective == "broken":
             raise CollectiveError("broken here")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gradweave.comm.letting_go import LOOKS, let_threads_go
+from gradweave._src.comm.letting_go import LOOKS, let_threads_go
 
 ENOUGH_S = 60.0
 
@@ -46,7 +46,7 @@ def test_a_thread_that_waits_is_not_waited_for(monkeypatch):
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
-    monkeypatch.setattr("gradweave.comm.letting_go._threads", lambda: [thread.native_id])
+    monkeypatch.setattr("gradweave._src.comm.letting_go._threads", lambda: [thread.native_id])
     try:
         let_threads_go(ENOUGH_S)
     finally:

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from ranks import on_processes, on_threads
 
-from gradweave.collectives import ALGORITHMS, sums_copies
-from gradweave.collectives.topology import flat_topology, topology_of
-from gradweave.comm import Communicator
-from gradweave.comm.rounded_slices import RoundingMemory
-from gradweave.comm.rounding import WIRE_FORMATS, eight_bits
-from gradweave.comm.slices import LEAST_SLICE_BYTES
-from gradweave.compression import ELEMENTS_PER_SCALE, WIRE_SHARES
-from gradweave.errors import RequestError
+from gradweave._src.collectives import ALGORITHMS, sums_copies
+from gradweave._src.collectives.topology import flat_topology, topology_of
+from gradweave._src.comm import Communicator
+from gradweave._src.comm.rounded_slices import RoundingMemory
+from gradweave._src.comm.rounding import WIRE_FORMATS, eight_bits
+from gradweave._src.comm.slices import LEAST_SLICE_BYTES
+from gradweave._src.compression import ELEMENTS_PER_SCALE, WIRE_SHARES
+from gradweave._src.errors import RequestError
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from ranks import on_processes
 
-from gradweave.comm.small_messages import (
+from gradweave._src.comm.small_messages import (
     broadcast_text,
     gather_long_text,
     gather_text,
     largest,
 )
-from gradweave.torch_internals import wait_until_let_go
+from gradweave._src.torch_internals import wait_until_let_go
 
 CPU = torch.device("cpu")
 

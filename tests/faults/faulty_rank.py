@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed import TCPStore
 
 from gradweave import DistributedDataParallel, ShardedDataParallel, TrainingState
-from gradweave.sparse.settings import GTopK
+from gradweave._src.sparse.settings import GTopK
 
 FAULTY_RANK = 1
 # Where the launcher is, and who keeps plans.

@@ -22,8 +22,8 @@ from tempfile import TemporaryDirectory
 import msgspec
 from msgspec import Struct
 
-from gradweave.errors import LabError
-from gradweave.lab import Cluster, ClusterSpec, OutputLine
+from gradweave._src.errors import LabError
+from gradweave._src.lab import Cluster, ClusterSpec, OutputLine
 
 RANK_PROGRAM = Path(__file__).with_name("faulty_rank.py")
 REPOSITORY = Path(__file__).parents[2]

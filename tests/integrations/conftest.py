@@ -10,10 +10,7 @@ LIBRARIES = [name for name in ("lightning", "accelerate", "transformers") if fin
 # Ranks come from the fork server of `ranks`, which imports what takes seconds once for all of them.
 multiprocessing.set_forkserver_preload(
     [
-        "torch",
-        "torch.distributed",
-        "torch._dynamo",
-        ranks.__name__,
+        *ranks.PRELOADED,
         *LIBRARIES,
         *(["lightning.pytorch"] if "lightning" in LIBRARIES else []),
         *(["transformers.trainer"] if "transformers" in LIBRARIES else []),

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DataLoader
 
-from gradweave import DistributedDataParallel, RequestError, files
-from gradweave.integrations.accelerate import use_gradweave
-from gradweave.recipe import Recipe
+from gradweave import DistributedDataParallel, RequestError
+from gradweave._src import files
+from gradweave._src.integrations.accelerate import use_gradweave
+from gradweave._src.recipe import Recipe
 
 
 class Pair(NamedTuple):

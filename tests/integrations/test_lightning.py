@@ -25,9 +25,10 @@ from lightning_training import (
 )
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave import DistributedDataParallel, RequestError, files
-from gradweave.integrations.lightning import GradweaveFabricStrategy, GradweaveStrategy
-from gradweave.recipe import Recipe
+from gradweave import DistributedDataParallel, RequestError
+from gradweave._src import files
+from gradweave._src.integrations.lightning import GradweaveFabricStrategy, GradweaveStrategy
+from gradweave._src.recipe import Recipe
 
 
 def stops_early():

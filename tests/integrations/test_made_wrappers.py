@@ -4,8 +4,8 @@ import pytest
 from launched import network, on_two
 
 from gradweave import DistributedDataParallel, RequestError
-from gradweave.integrations.made_wrappers import MadeWrappers
-from gradweave.runtime.account import PlanningAccount
+from gradweave._src.integrations.made_wrappers import MadeWrappers
+from gradweave._src.runtime.account import PlanningAccount
 
 
 class Found:

@@ -9,7 +9,7 @@ import torch
 from launched import inputs_of, network, on_two
 from torch.utils.data import DataLoader
 
-import gradweave.integrations.pytorch_lightning
+import gradweave._src.integrations.pytorch_lightning
 
 
 class Small(pytorch_lightning.LightningModule):
@@ -47,7 +47,7 @@ def trained(rank):
 
 
 def test_the_other_package(tmp_path):
-    strategy = gradweave.integrations.pytorch_lightning.GradweaveStrategy
+    strategy = gradweave._src.integrations.pytorch_lightning.GradweaveStrategy
     assert issubclass(strategy, pytorch_lightning.strategies.DDPStrategy)
     for ours, torchs in on_two(trained, scratch=tmp_path):
         assert ours == torchs

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.trainer_utils import HPSearchBackend
 
 from gradweave import DistributedDataParallel
-from gradweave.integrations.transformers import use_gradweave
+from gradweave._src.integrations.transformers import use_gradweave
 
 SMALL_MB = 0.005
 OPTIONS = {"record_steps": 1, "trial_steps": 1, "planner": "single"}

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from gradweave.errors import LabError
-from gradweave.lab import Cluster, ClusterSpec
+from gradweave._src.errors import LabError
+from gradweave._src.lab import Cluster, ClusterSpec
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import MOST_S, TORCHRUN, torchrun
 
-from gradweave.lab import Cluster, ClusterSpec
+from gradweave._src.lab import Cluster, ClusterSpec
 
 pytestmark = pytest.mark.long
 

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from gradweave.cli import main
-from gradweave.errors import RequestError
-from gradweave.lab import ClusterSpec
-from gradweave.lab.agents import check_agents, is_torchrun, node_environments
-from gradweave.lab.spec import MeetingPoint
+from gradweave._src.cli import main
+from gradweave._src.errors import RequestError
+from gradweave._src.lab import ClusterSpec
+from gradweave._src.lab.agents import check_agents, is_torchrun, node_environments
+from gradweave._src.lab.spec import MeetingPoint
 
 TWO = ClusterSpec(nodes=2)
 THERE = MeetingPoint("10.77.0.1", 29500, "eth0")

@@ -6,8 +6,8 @@ import os
 import pytest
 from lab_watching import LIMIT_S, Told, printed
 
-from gradweave.errors import LabError, RequestError
-from gradweave.lab import Cluster, ClusterSpec
+from gradweave._src.errors import LabError, RequestError
+from gradweave._src.lab import Cluster, ClusterSpec
 
 SURROUNDINGS = """
 import json, os, socket

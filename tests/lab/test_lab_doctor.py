@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from gradweave.bench.checkup import CheckupQuestion, check_cluster
-from gradweave.doctor import diagnose
-from gradweave.lab import Cluster, ClusterSpec
+from gradweave._src.bench.checkup import CheckupQuestion, check_cluster
+from gradweave._src.doctor import diagnose
+from gradweave._src.lab import Cluster, ClusterSpec
 
 LIMIT_S = 120.0
 

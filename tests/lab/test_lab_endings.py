@@ -13,15 +13,15 @@ import pytest
 from lab_watching import LIMIT_S, alive, descendants, network_namespaces
 
 import gradweave
-from gradweave.cli import main
-from gradweave.lab import Cluster, ClusterSpec
+from gradweave._src.cli import main
+from gradweave._src.lab import Cluster, ClusterSpec
 
 GONE_WITHIN_S = 5.0
 
 # A test's launcher may run where SIGINT or, under nohup, SIGHUP is ignored.
 LAUNCHER = """
 import signal, sys
-from gradweave.cli import main
+from gradweave._src.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.exit(main())
@@ -175,7 +175,7 @@ def _interpreter_for_nobody(environment):
     """Ours may lie in root's home; another of the same version does as well."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for candidate in (sys.executable, shutil.which(f"python{version}", path="/usr/bin")):
-        check = [*NOBODY, "sh", "-c", '"$0" -c "import gradweave.lab.fabric"', str(candidate)]
+        check = [*NOBODY, "sh", "-c", '"$0" -c "import gradweave._src.lab.fabric"', str(candidate)]
         if candidate and subprocess.run(check, env=environment, check=False).returncode == 0:
             return candidate
     return pytest.skip("no Python that an ordinary user may run")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lab_watching import LIMIT_S, Told, children, printed
 
-from gradweave.lab import Cluster, ClusterSpec, Rates
+from gradweave._src.lab import Cluster, ClusterSpec, Rates
 
 PING = """
 import os, socket, time

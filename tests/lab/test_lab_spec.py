@@ -2,12 +2,12 @@
 
 import pytest
 
-from gradweave.errors import LabError, RequestError
-from gradweave.lab import ClusterSpec
-from gradweave.lab.layout import lay_out
-from gradweave.lab.shaping import FRAME_BYTES, MAX_SEGMENT_BYTES, shape, token_bucket
-from gradweave.lab.spec import MeetingPoint, hosts_file, rank_environment
-from gradweave.vocabulary import parse_duration, parse_rate
+from gradweave._src.errors import LabError, RequestError
+from gradweave._src.lab import ClusterSpec
+from gradweave._src.lab.layout import lay_out
+from gradweave._src.lab.shaping import FRAME_BYTES, MAX_SEGMENT_BYTES, shape, token_bucket
+from gradweave._src.lab.spec import MeetingPoint, hosts_file, rank_environment
+from gradweave._src.vocabulary import parse_duration, parse_rate
 
 
 @pytest.mark.parametrize(

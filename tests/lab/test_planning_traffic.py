@@ -5,7 +5,7 @@ import json
 import pytest
 from lab_watching import LIMIT_S
 
-from gradweave.lab import Cluster, ClusterSpec
+from gradweave._src.lab import Cluster, ClusterSpec
 
 TRAINING = """
 import json
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from gradweave import DistributedDataParallel
-from gradweave.sparse.settings import GTopK
+from gradweave._src.sparse.settings import GTopK
 import sys
 
 dist.init_process_group("gloo")

@@ -3,10 +3,10 @@
 import msgspec
 from lab_watching import LIMIT_S
 
-from gradweave.lab import Cluster, ClusterSpec
-from gradweave.phases import Phases
-from gradweave.session.link_times import Transfer, link_times
-from gradweave.session.slow_ranks import Typical, slow_ranks
+from gradweave._src.lab import Cluster, ClusterSpec
+from gradweave._src.phases import Phases
+from gradweave._src.session.link_times import Transfer, link_times
+from gradweave._src.session.slow_ranks import Typical, slow_ranks
 
 BURSTS = """
 import sys
@@ -15,8 +15,8 @@ from socket import gethostname
 import msgspec
 import torch.distributed as dist
 
-from gradweave.comm.small_messages import gather_text, group_device
-from gradweave.measure.link_bursts import link_transfers
+from gradweave._src.comm.small_messages import gather_text, group_device
+from gradweave._src.measure.link_bursts import link_transfers
 
 dist.init_process_group("gloo")
 group = dist.group.WORLD

@@ -5,8 +5,9 @@ import time
 import pytest
 from ranks import on_threads
 
-from gradweave.measure.alignment import clock_offset_s
-from gradweave.measure.spans import SpanRecorder, aligned_timelines
+from gradweave._src.clocks import HostClock
+from gradweave._src.measure.alignment import clock_offset_s
+from gradweave._src.measure.spans import SpanRecorder, aligned_timelines
 
 OFFSETS_S = [0.0, 1000.0, -250.0]
 
@@ -25,7 +26,7 @@ def aligned(group):
     """Rank r begins r seconds later, by clocks that are wrong."""
     wrong_s = OFFSETS_S[group.rank()]
     moments = iter([wrong_s + group.rank() + moment for moment in (0.0, 0.0, 1.0, 3.0)])
-    recorder = SpanRecorder({}, now_s=lambda: next(moments))
+    recorder = SpanRecorder({}, clock=HostClock(moments.__next__))
     recorder.begin()
     recorder.backward()
     recorder.ready()

@@ -6,8 +6,8 @@ from itertools import permutations
 import pytest
 from ranks import on_threads
 
-from gradweave.measure.link_bursts import BURSTS, MOST_PEERS, link_transfers
-from gradweave.session.slow_ranks import PARTS
+from gradweave._src.measure.link_bursts import BURSTS, MOST_PEERS, link_transfers
+from gradweave._src.session.slow_ranks import PARTS
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gradweave.cli import main
-from gradweave.measure import neighbours
-from gradweave.measure.neighbours import Neighbours, Reading, busy_note
+from gradweave._src.cli import main
+from gradweave._src.measure import neighbours
+from gradweave._src.measure.neighbours import Neighbours, Reading, busy_note
 
 
 def note(all_s, own_s, *, seconds=10.0, cores=2):

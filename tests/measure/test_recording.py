@@ -9,11 +9,12 @@ import torch
 from ranks import on_threads
 from torch import nn
 
-from gradweave import RequestError, Trace, files
-from gradweave.cli import main
-from gradweave.measure.backward import record_trace
-from gradweave.measure.clocks import HostClock
-from gradweave.measure.models import build_model, loss_of, random_input
+from gradweave import RequestError, Trace
+from gradweave._src import files
+from gradweave._src.cli import main
+from gradweave._src.clocks import HostClock
+from gradweave._src.measure.backward import record_trace
+from gradweave._src.measure.models import build_model, loss_of, random_input
 
 
 def ticking(step_s=1.0):

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from gradweave import files
-from gradweave.compression import Compression, parse_compression
-from gradweave.costs import Curve, Line, Link, flat
-from gradweave.kept import Account, Steps
-from gradweave.network import CollectiveCost, Network
-from gradweave.phases import Phases
-from gradweave.planning import make_plan
-from gradweave.results import Losses, LossSeries, Result, Results, StageBegin
-from gradweave.runs import Prediction, Run, RunFolder
-from gradweave.simulation import simulate
-from gradweave.timeline import Span, Timeline
-from gradweave.trace import Tensor, Trace
+from gradweave._src import files
+from gradweave._src.compression import Compression, parse_compression
+from gradweave._src.costs import Curve, Line, Link, flat
+from gradweave._src.kept import Account, Steps
+from gradweave._src.network import CollectiveCost, Network
+from gradweave._src.phases import Phases
+from gradweave._src.planning import make_plan
+from gradweave._src.results import Losses, LossSeries, Result, Results, StageBegin
+from gradweave._src.runs import Prediction, Run, RunFolder
+from gradweave._src.simulation import simulate
+from gradweave._src.timeline import Span, Timeline
+from gradweave._src.trace import Tensor, Trace
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">"
 WORKERS = 4

@@ -18,12 +18,12 @@ from report_cases import (
     write_run,
 )
 
-from gradweave.advice import advise
-from gradweave.compression import WIRE_SHARES
-from gradweave.report.folders import read_folders
-from gradweave.report.page import make_page
-from gradweave.report.runtimes import is_lossy
-from gradweave.report.sentences import about_lossy
+from gradweave._src.advice import advise
+from gradweave._src.compression import WIRE_SHARES
+from gradweave._src.report.folders import read_folders
+from gradweave._src.report.page import make_page
+from gradweave._src.report.runtimes import is_lossy
+from gradweave._src.report.sentences import about_lossy
 
 LOADING = {"src", "href", "xlink:href", "srcset", "data", "action", "poster"}
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from report_cases import RUNTIMES, drawn_trace, measured_network, write_run
 
-from gradweave.report.folders import read_folders
-from gradweave.report.perfetto import trace_events
+from gradweave._src.report.folders import read_folders
+from gradweave._src.report.perfetto import trace_events
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from threading import Thread
 import pytest
 from selenium.webdriver.support.ui import WebDriverWait
 
-from gradweave.report.folders import read_folders
-from gradweave.report.perfetto import trace_events
+from gradweave._src.report.folders import read_folders
+from gradweave._src.report.perfetto import trace_events
 
 SCREENSHOT = Path(__file__).parents[2] / "build" / "screenshots" / "perfetto.png"
 WITHIN_S = 60

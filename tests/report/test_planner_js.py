@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from report_cases import as_json, curve_as_json, curve_cases, planner_cases
 
-from gradweave.compression import WIRE_SHARES, Compression
-from gradweave.costs import Curve, Line, Link, flat
-from gradweave.network import CollectiveCost, Network
-from gradweave.plan import merge
-from gradweave.planning import find_planner
-from gradweave.planning.optimal import optimal
-from gradweave.report.pricing import Price
-from gradweave.simulation import simulate
+from gradweave._src.compression import WIRE_SHARES, Compression
+from gradweave._src.costs import Curve, Line, Link, flat
+from gradweave._src.network import CollectiveCost, Network
+from gradweave._src.plan import merge
+from gradweave._src.planning import find_planner
+from gradweave._src.planning.optimal import optimal
+from gradweave._src.report.pricing import Price
+from gradweave._src.simulation import simulate
 
-ASSETS = package_files("gradweave.report") / "assets"
+ASSETS = package_files("gradweave._src.report") / "assets"
 ANSWER = """
 const lines = require("node:fs").readFileSync(0, "utf8").trim().split("\\n").map(JSON.parse);
 console.log(JSON.stringify(lines.map(answer)));

@@ -4,13 +4,13 @@ import pytest
 from msgspec.structs import replace
 from report_cases import drawn_trace, measured_network, write_run
 
-from gradweave.costs import Curve, Line, Link
-from gradweave.costs.all_reduce import ring
-from gradweave.errors import UnknownCost
-from gradweave.network import CollectiveCost, Network
-from gradweave.report.folders import read_folders
-from gradweave.report.page import scaled_outcomes
-from gradweave.report.pricing import Price, price_of, ring_link
+from gradweave._src.costs import Curve, Line, Link
+from gradweave._src.costs.all_reduce import ring
+from gradweave._src.errors import UnknownCost
+from gradweave._src.network import CollectiveCost, Network
+from gradweave._src.report.folders import read_folders
+from gradweave._src.report.page import scaled_outcomes
+from gradweave._src.report.pricing import Price, price_of, ring_link
 
 MEASURED = Curve(nbytes=(1024, 65536, 2**20, 2**24), measured_s=(0.006, 0.0055, 0.02, 0.22))
 

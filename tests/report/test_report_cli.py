@@ -6,11 +6,11 @@ import shutil
 import pytest
 from msgspec.structs import replace
 
-from gradweave import files
-from gradweave.cli import main
-from gradweave.report.folders import read_folders
-from gradweave.results import Losses, LossSeries, Results, StageBegin
-from gradweave.timeline import Timeline
+from gradweave._src import files
+from gradweave._src.cli import main
+from gradweave._src.report.folders import read_folders
+from gradweave._src.results import Losses, LossSeries, Results, StageBegin
+from gradweave._src.timeline import Timeline
 
 
 def test_it_writes_a_page_and_a_trace(capsys, tmp_path, small_run):

@@ -16,16 +16,17 @@ from report_cases import (
     write_training,
 )
 
-from gradweave import FormatError, files
-from gradweave.doctor import diagnose
-from gradweave.errors import GradweaveError
-from gradweave.report.checkup_page import make_checkup_page
-from gradweave.report.document import document
-from gradweave.report.folders import read_folders
-from gradweave.report.page import make_page
-from gradweave.report.perfetto import trace_events
-from gradweave.report.sentences import about, about_lossy, headline
-from gradweave.results import Results
+from gradweave import FormatError
+from gradweave._src import files
+from gradweave._src.doctor import diagnose
+from gradweave._src.errors import GradweaveError
+from gradweave._src.report.checkup_page import make_checkup_page
+from gradweave._src.report.document import document
+from gradweave._src.report.folders import read_folders
+from gradweave._src.report.page import make_page
+from gradweave._src.report.perfetto import trace_events
+from gradweave._src.report.sentences import about, about_lossy, headline
+from gradweave._src.results import Results
 
 # All that is hostile in one name, for pages take seconds.
 ALL_AT_ONCE = "".join(name for what, name in NAMES.items() if what != "is long")

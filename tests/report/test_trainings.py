@@ -19,17 +19,18 @@ from test_browser import Page
 from test_page import Elements, data_of
 from test_report_cli import assert_one_line
 
-from gradweave import FormatError, files
-from gradweave.cli import main
-from gradweave.costs import Line
-from gradweave.kept import Account, Steps
-from gradweave.network import CollectiveCost, Network
-from gradweave.report.drawing import WIDE
-from gradweave.report.folders import read_folders
-from gradweave.report.page import make_page
-from gradweave.report.perfetto import trace_events
-from gradweave.report.training_charts import MOST_POINTS, StepTimes, step_times, thinned
-from gradweave.results import Losses, LossSeries, Results
+from gradweave import FormatError
+from gradweave._src import files
+from gradweave._src.cli import main
+from gradweave._src.costs import Line
+from gradweave._src.kept import Account, Steps
+from gradweave._src.network import CollectiveCost, Network
+from gradweave._src.report.drawing import WIDE
+from gradweave._src.report.folders import read_folders
+from gradweave._src.report.page import make_page
+from gradweave._src.report.perfetto import trace_events
+from gradweave._src.report.training_charts import MOST_POINTS, StepTimes, step_times, thinned
+from gradweave._src.results import Losses, LossSeries, Results
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradweave.plan import Bucket, Plan
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.runtime.sharded import ShardedDataParallel
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.runtime.sharded import ShardedDataParallel
 
 TIMEOUT = timedelta(seconds=4)
 BAD_STEP = 5

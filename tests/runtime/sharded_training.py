@@ -4,9 +4,9 @@ import torch
 from ranks import on_threads, seeded
 from torch import nn
 
-from gradweave.comm.lanes import LANES
-from gradweave.plan import Bucket, Plan
-from gradweave.runtime.sharded import ShardedDataParallel
+from gradweave._src.comm.lanes import LANES
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runtime.sharded import ShardedDataParallel
 
 STEPS = 5
 OPTIMIZERS = {

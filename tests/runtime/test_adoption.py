@@ -12,10 +12,11 @@ from test_plan_cache import RECIPE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave import DistributedDataParallel, RequestError, files
-from gradweave.compression import ROUNDED
-from gradweave.plan import Plan
-from gradweave.runtime import ddp
+from gradweave import DistributedDataParallel, RequestError
+from gradweave._src import files
+from gradweave._src.compression import ROUNDED
+from gradweave._src.plan import Plan
+from gradweave._src.runtime import ddp
 
 
 class Lines(logging.Handler):

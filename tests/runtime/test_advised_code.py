@@ -8,8 +8,9 @@ import torch
 
 import gradweave
 from gradweave import load_network, load_trace
-from gradweave.advice import advise
+from gradweave._src.advice import advise
 
+pytestmark = pytest.mark.xdist_group("advised code")  # what is advised is found once
 PARSED_BY_PYTHON = ("torch.nn", "gradweave.", "model = ", "with ")
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradweave.errors import CollectiveError
-from gradweave.runtime.transports import BucketSender
+from gradweave._src.errors import CollectiveError
+from gradweave._src.runtime.transports import BucketSender
 
 
 class ByRing:

@@ -11,10 +11,10 @@ from strategies import traces
 from torch.nn.parallel import DistributedDataParallel
 
 from gradweave import PlanMismatch
-from gradweave.bench.buckets import bucket_bytes, check_buckets
-from gradweave.measure.spans import SpanRecorder, watch
-from gradweave.plan import merge
-from gradweave.workloads.replay import Replay
+from gradweave._src.bench.buckets import bucket_bytes, check_buckets
+from gradweave._src.measure.spans import SpanRecorder, watch
+from gradweave._src.plan import merge
+from gradweave._src.workloads.replay import Replay
 
 BATCH = torch.zeros(1)
 

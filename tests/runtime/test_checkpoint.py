@@ -8,12 +8,12 @@ from ranks import on_processes
 from torch import nn
 
 from gradweave import FormatError, RequestError
-from gradweave.compression import Compression
-from gradweave.plan import Bucket, Plan
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.sparse import checkpoint
-from gradweave.sparse.settings import GTopK, TopK
-from gradweave.sparse.warmup import Densities
+from gradweave._src.compression import Compression
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.sparse import checkpoint
+from gradweave._src.sparse.settings import GTopK, TopK
+from gradweave._src.sparse.warmup import Densities
 
 NAMES = ["2.bias", "2.weight", "0.bias", "0.weight"]
 TWO_BUCKETS = Plan(

@@ -11,8 +11,8 @@ from torch._dynamo.utils import counters
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.torch_internals import torch_bucket_bytes
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.torch_internals import torch_bucket_bytes
 
 WHY = "a compiled model is not planned for in training; give a plan, made without compiling"
 

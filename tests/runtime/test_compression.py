@@ -6,9 +6,10 @@ from ranks import on_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave import RequestError, hooks
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.sparse.settings import GTopK
+from gradweave import RequestError
+from gradweave._src import hooks
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.sparse.settings import GTopK
 
 NUMEL = 40
 WHOLE = GTopK(density=0.1, whole_model=True)

@@ -5,11 +5,13 @@ from msgspec.structs import replace
 from small_training import MOST_STEPS, QUICK, batch, network, on_two, plan_of, trained
 from torch import nn
 
-from gradweave import RequestError, files
-from gradweave.recipe import Recipe
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.sparse.settings import GTopK
-from gradweave.sparse.warmup import Densities
+from gradweave import RequestError
+from gradweave._src import files
+from gradweave._src.clocks import HostClock
+from gradweave._src.recipe import Recipe
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.sparse.settings import GTopK
+from gradweave._src.sparse.warmup import Densities
 
 
 def settled(group, options):
@@ -105,6 +107,7 @@ def clock_of(wrapped):
     """The same one every time."""
     if not isinstance(wrapped._driver._now_s, Clock):
         wrapped._driver._now_s = Clock()
+        wrapped._driver._instruments.clock = HostClock(wrapped._driver._now_s)
     return wrapped._driver._now_s
 
 

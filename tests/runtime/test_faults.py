@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradweave.lab import Cluster, ClusterSpec
+from gradweave._src.lab import Cluster, ClusterSpec
 
 FAULTY = str(Path(__file__).parent / "faulty.py")
 MOST_S = 60

@@ -10,13 +10,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradweave
-from gradweave import CollectiveError, RequestError, hooks
-from gradweave.compression import Compression
-from gradweave.plan import Bucket, Plan
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.sparse import checkpoint
-from gradweave.sparse.settings import GTopK, TopK
-from gradweave.sparse.warmup import Densities
+from gradweave import CollectiveError, RequestError
+from gradweave._src import hooks
+from gradweave._src.compression import Compression
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.sparse import checkpoint
+from gradweave._src.sparse.settings import GTopK, TopK
+from gradweave._src.sparse.warmup import Densities
 
 WARMUP = Densities(warmup=(0.9, 0.3), final=0.1, steps_each=2)
 NAMES = ["2.bias", "2.weight", "0.bias", "0.weight"]
@@ -204,4 +205,4 @@ def test_misuse(tmp_path):
 
 
 def test_hooks_are_found_without_an_import_of_their_own():
-    assert gradweave.hooks.gtopk is hooks.gtopk
+    assert gradweave._src.hooks.gtopk is hooks.gtopk

@@ -8,10 +8,11 @@ from mutations import NAMES
 from small_training import QUICK, on_two
 from torch import nn
 
-from gradweave import Recipe, files
-from gradweave.report.folders import read_folders
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.runtime.sharded import ShardedDataParallel
+from gradweave import Recipe
+from gradweave._src import files
+from gradweave._src.report.folders import read_folders
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.runtime.sharded import ShardedDataParallel
 
 # Of what torch takes for a name, which must have no dot.
 PARAMETERS = [name.replace(".", "")[:1000] for name in NAMES.values()]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gradweave.lab import Cluster, ClusterSpec
+from gradweave._src.lab import Cluster, ClusterSpec
 
 SCRIPT = str(Path(__file__).parent / "loading.py")
 MOST_S = 240

@@ -7,10 +7,10 @@ from small_training import MOST_STEPS, QUICK, batch, network, plan_of
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import DistributedDataParallel, ShardedDataParallel, Span, Timeline, watch
-from gradweave.measure.clocks import HostClock
-from gradweave.measure.spans import SpanRecorder
-from gradweave.runtime.metrics import LiveNumbers
-from gradweave.runtime.step_clock import StepClock
+from gradweave._src.clocks import HostClock
+from gradweave._src.measure.spans import SpanRecorder
+from gradweave._src.runtime.metrics import LiveNumbers
+from gradweave._src.runtime.step_clock import StepClock
 
 KEYS = ["step", "step_s", "exposed_s", "overlap", "messages", "stage", "predicted_s"]
 
@@ -20,8 +20,8 @@ class Scripted:
 
     def __init__(self):
         self.now_s = 0.0
-        self.clock = StepClock(HostClock(lambda: self.now_s), now_s=lambda: self.now_s)
-        self.recorder = SpanRecorder({}, now_s=lambda: self.now_s)
+        self.clock = StepClock(HostClock(lambda: self.now_s))
+        self.recorder = SpanRecorder({}, clock=HostClock(lambda: self.now_s))
 
     def step(self):
         """A second of each pass; of three seconds of messages one is hidden."""

@@ -5,7 +5,7 @@ import torch
 from small_training import QUICK, network, on_two, trained
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.runtime.ddp import DistributedDataParallel
+from gradweave._src.runtime.ddp import DistributedDataParallel
 
 SERVED = "parameter-server"
 

@@ -3,10 +3,10 @@
 import pytest
 from ranks import on_threads
 
-from gradweave.errors import RequestError
-from gradweave.phases import Phases
-from gradweave.runtime.noticeboard import Noticeboard
-from gradweave.runtime.phase_news import (
+from gradweave._src.errors import RequestError
+from gradweave._src.phases import Phases
+from gradweave._src.runtime.noticeboard import Noticeboard
+from gradweave._src.runtime.phase_news import (
     TOLD_EVERY_S,
     TOLD_EVERY_STEPS,
     PhaseNews,
@@ -14,7 +14,7 @@ from gradweave.runtime.phase_news import (
     known_typical,
     news_of,
 )
-from gradweave.session.slow_ranks import LEAST_STEPS, typical
+from gradweave._src.session.slow_ranks import LEAST_STEPS, typical
 
 STEP = Phases(input_s=1.0, forward_s=2.0, backward_s=3.0, network_s=4.0)
 

@@ -23,15 +23,15 @@ from gradweave import (
     ShardedDataParallel,
     Tensor,
     Trace,
-    files,
 )
-from gradweave.plan import Bucket, Plan
-from gradweave.remembered import Remembered
-from gradweave.runtime import plan_cache
-from gradweave.runtime.options import Options
-from gradweave.runtime.plan_cache import CACHE_VARIABLE, PlanCache
-from gradweave.session.findings import Findings, Stage
-from gradweave.session.task import PlanningTask
+from gradweave._src import files
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.remembered import Remembered
+from gradweave._src.runtime import plan_cache
+from gradweave._src.runtime.options import Options
+from gradweave._src.runtime.plan_cache import CACHE_VARIABLE, PlanCache
+from gradweave._src.session.findings import Findings, Stage
+from gradweave._src.session.task import PlanningTask
 
 KINDS = {
     "dense": (DistributedDataParallel, {}),

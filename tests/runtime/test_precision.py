@@ -8,12 +8,12 @@ from small_training import NAMES, TORCH_OPTIONS, batch, network, on_two, plan_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.compression import Compression
-from gradweave.errors import RequestError
-from gradweave.plan import Bucket, Plan
-from gradweave.runtime.carried_errors import BucketLayout, CarriedErrors
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.sparse.settings import GTopK
+from gradweave._src.compression import Compression
+from gradweave._src.errors import RequestError
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runtime.carried_errors import BucketLayout, CarriedErrors
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.sparse.settings import GTopK
 
 INT8 = Compression(method="int8")
 

@@ -9,8 +9,8 @@ from test_course import clock_of
 from torch import nn
 
 from gradweave import DistributedDataParallel, ShardedDataParallel
-from gradweave.session.commands import Probe
-from gradweave.session.learning import PROBED_BYTES
+from gradweave._src.session.commands import Probe
+from gradweave._src.session.learning import PROBED_BYTES
 
 WIDTH = 200  # so that torch's own buckets are far larger than what is probed
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from gradweave import DistributedDataParallel, ShardedDataParallel
-from gradweave.plan import Bucket, Plan
-from gradweave.torch_internals import named_range
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.torch_internals import named_range
 
 NAMES = (("1.bias", "1.weight"), ("0.bias", "0.weight"))
 ALL_THREADS = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)

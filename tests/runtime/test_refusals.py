@@ -9,13 +9,14 @@ from msgspec.structs import replace
 from small_training import batch, network, on_two, plan_of, trained
 from torch import nn
 
-from gradweave import FormatError, PlanMismatch, RequestError, files
-from gradweave.compression import Compression
-from gradweave.plan import Bucket, Plan
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.runtime.options import Options
-from gradweave.runtime.plan_source import given_plan
-from gradweave.sparse.settings import GTopK
+from gradweave import FormatError, PlanMismatch, RequestError
+from gradweave._src import files
+from gradweave._src.compression import Compression
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.runtime.options import Options
+from gradweave._src.runtime.plan_source import given_plan
+from gradweave._src.sparse.settings import GTopK
 
 SPARSE = Compression(method="gtopk", density=0.1)
 TRACE = Path(__file__).parents[1] / "golden" / "trace-2.json"

@@ -10,8 +10,8 @@ from small_training import network, plan_of, trained
 from test_plan_cache import RECIPE
 
 from gradweave import DistributedDataParallel, ShardedDataParallel
-from gradweave.errors import GradweaveError, RequestError
-from gradweave.runtime.same_wrapping import MOST_FIELDS, differences
+from gradweave._src.errors import GradweaveError, RequestError
+from gradweave._src.runtime.same_wrapping import MOST_FIELDS, differences
 
 BOTH_PASSES = replace(plan_of(2, 3, collective="ring"), passes="both")
 

@@ -8,10 +8,11 @@ from ranks import on_processes
 from small_training import MOST_STEPS, QUICK, batch, network, plan_of
 from torch import nn
 
-from gradweave import DistributedDataParallel, ShardedDataParallel, files
-from gradweave.plan import Bucket, Plan
-from gradweave.report.folders import read_folders
-from gradweave.results import Losses
+from gradweave import DistributedDataParallel, ShardedDataParallel
+from gradweave._src import files
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.report.folders import read_folders
+from gradweave._src.results import Losses
 
 WRAPPERS = {"gradweave": DistributedDataParallel, "sharded": ShardedDataParallel}
 BOTH = Plan(

@@ -24,10 +24,10 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.comm import Communicator
-from gradweave.runtime.sharded import ShardedDataParallel
-from gradweave.workloads.datasets import Batches, fashion_mnist_subset
-from gradweave.workloads.models import SmallCNN
+from gradweave._src.comm import Communicator
+from gradweave._src.runtime.sharded import ShardedDataParallel
+from gradweave._src.workloads.datasets import Batches, fashion_mnist_subset
+from gradweave._src.workloads.models import SmallCNN
 
 
 def trained(group, twins, make_model, make_optimizer, options):

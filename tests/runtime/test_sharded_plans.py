@@ -5,7 +5,7 @@ import torch
 from ranks import on_processes
 from sharded_training import OPTIMIZERS, alone, batches, small
 
-from gradweave.runtime.sharded import ShardedDataParallel
+from gradweave._src.runtime.sharded import ShardedDataParallel
 
 REPEATED = batches(2, 20)
 MOST_STEPS = 3000

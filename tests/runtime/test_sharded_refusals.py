@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.utils.checkpoint import checkpoint
 
-from gradweave.errors import CollectiveError, PlanMismatch, RequestError
+from gradweave._src.errors import CollectiveError, PlanMismatch, RequestError
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 

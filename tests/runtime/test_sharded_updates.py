@@ -7,10 +7,10 @@ from sharded_training import MADE, batches, on_ranks, plan, sharded, small
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from gradweave.runtime import flat_engine
-from gradweave.runtime.elementwise import ELEMENTWISE
-from gradweave.runtime.flat_engine import FlatEngine
-from gradweave.step_hooks import update
+from gradweave._src.runtime import flat_engine
+from gradweave._src.runtime.elementwise import ELEMENTWISE
+from gradweave._src.runtime.flat_engine import FlatEngine
+from gradweave._src.step_hooks import update
 
 OPTIMIZERS = {
     **{kind.__name__: lambda p, kind=kind: kind(p, lr=0.01) for kind in ELEMENTWISE},

@@ -9,8 +9,8 @@ from sharded_training import plan
 from small_training import batch, network, on_two, plan_of
 
 from gradweave import DistributedDataParallel, RequestError, ShardedDataParallel, Tensor, Trace
-from gradweave.phases import Phases
-from gradweave.workloads.replay import Replay
+from gradweave._src.phases import Phases
+from gradweave._src.workloads.replay import Replay
 
 WRAPPERS = {"ddp": DistributedDataParallel, "sharded": ShardedDataParallel}
 SLOW, STEPS = 1, 30

@@ -12,10 +12,11 @@ from ranks import on_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave import RequestError, hooks
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.sparse.settings import GTopK, TopK
-from gradweave.sparse.warmup import Densities
+from gradweave import RequestError
+from gradweave._src import hooks
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.sparse.settings import GTopK, TopK
+from gradweave._src.sparse.warmup import Densities
 
 NUMEL = 40
 

@@ -10,9 +10,9 @@ from ranks import on_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave import hooks
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.sparse.settings import GTopK
+from gradweave._src import hooks
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.sparse.settings import GTopK
 
 NUMEL = 40
 # Bytes of one layer: torch's own wrapper then has several buckets.

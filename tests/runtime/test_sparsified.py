@@ -5,10 +5,10 @@ import torch
 from ranks import on_processes
 from torch import nn
 
-from gradweave.plan import Bucket, Plan
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.session.task import LAST_STEP
-from gradweave.sparse.settings import GTopK, TopK
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.session.task import LAST_STEP
+from gradweave._src.sparse.settings import GTopK, TopK
 
 
 def sparse(group, settings, plan):

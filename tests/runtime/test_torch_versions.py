@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import DistributedDataParallel
-from gradweave.plan import Bucket, Plan
-from gradweave.runtime.options import UNPLANNABLE
-from gradweave.torch_internals import (
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runtime.options import UNPLANNABLE
+from gradweave._src.torch_internals import (
     FOLLOWED,
     FOR_OTHER_BUCKETS,
     passed_on,
@@ -26,7 +26,7 @@ from gradweave.torch_internals import (
     unfollowed_options,
     why_no_other_buckets,
 )
-from gradweave.vocabulary import MIB
+from gradweave._src.vocabulary import MIB
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "torch-signatures.json"
 VERSIONS = json.loads(GOLDEN.read_text())

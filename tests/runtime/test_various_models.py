@@ -6,7 +6,7 @@ from small_training import MOST_STEPS, QUICK, batch, network, on_two, same_bits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave.runtime.ddp import DistributedDataParallel as Ours
+from gradweave._src.runtime.ddp import DistributedDataParallel as Ours
 
 
 def partly_frozen():

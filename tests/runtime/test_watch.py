@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import CollectiveCost, DistributedDataParallel, Line, Network, watch
-from gradweave.report.folders import read_folders
+from gradweave._src.report.folders import read_folders
 
 KNOWN = Network(
     name="known",

@@ -13,9 +13,9 @@ import torch
 from small_training import MOST_STEPS, QUICK, batch, network, on_two, plan_of, trained
 from torch import nn
 
-from gradweave.plan import Bucket, Plan
-from gradweave.runtime.ddp import DistributedDataParallel
-from gradweave.runtime.sharded import ShardedDataParallel
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.runtime.sharded import ShardedDataParallel
 
 
 def timelines(group):

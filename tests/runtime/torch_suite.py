@@ -20,7 +20,7 @@ for name in ("barrier", "test_dir", "init_dir"):
 
 import torch  # noqa: E402
 
-from gradweave.runtime.ddp import DistributedDataParallel  # noqa: E402
+from gradweave._src.runtime.ddp import DistributedDataParallel  # noqa: E402
 
 torch.nn.parallel.DistributedDataParallel = DistributedDataParallel
 torch.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel

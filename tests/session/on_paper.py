@@ -5,10 +5,10 @@ from itertools import count
 from hypothesis import strategies as st
 from strategies import traces
 
-from gradweave.compression import Compression
-from gradweave.costs import Line
-from gradweave.session.candidates import shortlist, travels_for, unplanned_lengths
-from gradweave.session.commands import (
+from gradweave._src.compression import Compression
+from gradweave._src.costs import Line
+from gradweave._src.session.candidates import shortlist, travels_for, unplanned_lengths
+from gradweave._src.session.commands import (
     Candidates,
     CompressionPrice,
     Failed,
@@ -27,10 +27,10 @@ from gradweave.session.commands import (
     Told,
     Unplannable,
 )
-from gradweave.session.findings import Stage
-from gradweave.session.learning import MESSAGES_PER_PROBE, MessageSample
-from gradweave.session.session import Session
-from gradweave.session.task import AGREEING_STEPS, PlanningTask
+from gradweave._src.session.findings import Stage
+from gradweave._src.session.learning import MESSAGES_PER_PROBE, MessageSample
+from gradweave._src.session.session import Session
+from gradweave._src.session.task import AGREEING_STEPS, PlanningTask
 
 # So dear that merging small tensors gains a good part of a step of a second.
 STARTUP_S = 0.2

@@ -1,11 +1,11 @@
 """Which ways plans may take, before and after they were tried."""
 
 from gradweave import CollectiveCost, Compression, Network
-from gradweave.costs import Line
-from gradweave.session.candidates import travels_for
-from gradweave.session.learning import MessageTimes, samples_of
-from gradweave.session.task import PlanningTask
-from gradweave.travel import Travel
+from gradweave._src.costs import Line
+from gradweave._src.session.candidates import travels_for
+from gradweave._src.session.learning import MessageTimes, samples_of
+from gradweave._src.session.task import PlanningTask
+from gradweave._src.travel import Travel
 
 INT8 = Travel("ring", Compression(method="int8"))
 SPARSE = Compression(method="gtopk", density=0.1)

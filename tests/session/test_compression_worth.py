@@ -6,21 +6,21 @@ from msgspec.structs import replace
 from ranks import on_threads
 
 from gradweave import Link, Network, Tensor, Trace
-from gradweave.compression import Compression
-from gradweave.costs import Line, flat
-from gradweave.network import CollectiveCost
-from gradweave.plan import merge
-from gradweave.planning import make_plan
-from gradweave.recipe import Recipe
-from gradweave.session.compression import verdict, with_compression_price
-from gradweave.session.explain import explanation
-from gradweave.session.findings import Findings, Stage
-from gradweave.session.session import Session
-from gradweave.session.task import LAST_STEP, PlanningTask
-from gradweave.sparse.exchange import EXCHANGES
-from gradweave.sparse.exchanger import Exchanger
-from gradweave.sparse.settings import GTopK, settings_for
-from gradweave.sparse.timing import exchange_cost, selection_s_per_element
+from gradweave._src.compression import Compression
+from gradweave._src.costs import Line, flat
+from gradweave._src.network import CollectiveCost
+from gradweave._src.plan import merge
+from gradweave._src.planning import make_plan
+from gradweave._src.recipe import Recipe
+from gradweave._src.session.compression import verdict, with_compression_price
+from gradweave._src.session.explain import explanation
+from gradweave._src.session.findings import Findings, Stage
+from gradweave._src.session.session import Session
+from gradweave._src.session.task import LAST_STEP, PlanningTask
+from gradweave._src.sparse.exchange import EXCHANGES
+from gradweave._src.sparse.exchanger import Exchanger
+from gradweave._src.sparse.settings import GTopK, settings_for
+from gradweave._src.sparse.timing import exchange_cost, selection_s_per_element
 
 TRACE = Trace(
     name="two",

@@ -1,19 +1,19 @@
 """Which plan stays: who challenges whom, when it is clear, and what is said of it."""
 
 import pytest
-from hypothesis import find
+from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 from on_paper import Owner, density_at, owner, scripted, times_s
 
-from gradweave.advice import faster_with_same_batch
-from gradweave.session.commands import (
+from gradweave._src.advice import faster_with_same_batch
+from gradweave._src.session.commands import (
     FindCandidates,
     Recorded,
     TakeSteps,
 )
-from gradweave.session.explain import explanation
-from gradweave.session.session import Session
-from gradweave.session.task import PlanningTask
+from gradweave._src.session.explain import explanation
+from gradweave._src.session.session import Session
+from gradweave._src.session.task import PlanningTask
 
 APART = {"baseline_caps_bytes": (1, 1)}  # a bucket for each tensor
 
@@ -126,7 +126,7 @@ def test_random_courses_come_to_contests():
         found = driven.session.findings
         return len(found.trials) > 1 and found.plan.planner != "ddp"
 
-    find(st.data(), tries_several)
+    find(st.data(), tries_several, settings=settings(phases=[Phase.generate]))  # any one will do
 
 
 def test_where_nothing_can_be_gained_nothing_is_tried(small_trace):

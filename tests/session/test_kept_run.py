@@ -4,14 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from gradweave import PlanMismatch, RequestError, Span, Timeline, make_plan, simulate
-from gradweave.phases import Phases
-from gradweave.plan import Bucket, Plan
-from gradweave.results import StageBegin
-from gradweave.session.candidates import Candidate
-from gradweave.session.findings import Findings, Stage
-from gradweave.session.kept_run import RankNotes, Training, losses_of, run_of, unplanned
-from gradweave.session.trials import Trial, Visit
-from gradweave.travel import Travel
+from gradweave._src.phases import Phases
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.results import StageBegin
+from gradweave._src.session.candidates import Candidate
+from gradweave._src.session.findings import Findings, Stage
+from gradweave._src.session.kept_run import RankNotes, Training, losses_of, run_of, unplanned
+from gradweave._src.session.trials import Trial, Visit
+from gradweave._src.travel import Travel
 
 FAST = Phases(input_s=0.5, forward_s=1.0, backward_s=2.0, network_s=3.0)
 SLOW = Phases(input_s=0.25, forward_s=1.0, backward_s=3.0, network_s=1.0)

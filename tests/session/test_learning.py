@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradweave.session.learning import (
+from gradweave._src.session.learning import (
     PROBED_BYTES,
     MessageSample,
     MessageTimes,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradweave.session.link_times import Transfer, link_times, s_per_byte
+from gradweave._src.session.link_times import Transfer, link_times, s_per_byte
 
 
 def test_a_late_look_at_the_clock_does_not_count():

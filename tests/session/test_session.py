@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from on_paper import TASKS, Owner, owner, times_s
 
 from gradweave import Link, Network, Recipe
-from gradweave.costs import flat
-from gradweave.plan import Plan
-from gradweave.session.candidates import shortlist
-from gradweave.session.commands import (
+from gradweave._src.costs import flat
+from gradweave._src.plan import Plan
+from gradweave._src.session.candidates import shortlist
+from gradweave._src.session.commands import (
     Failed,
     Install,
     Record,
@@ -22,13 +22,13 @@ from gradweave.session.commands import (
     TimeSteps,
     Told,
 )
-from gradweave.session.contest import MOST_CHALLENGERS
-from gradweave.session.explain import explanation
-from gradweave.session.findings import Stage
-from gradweave.session.prices import PROBED_STEPS
-from gradweave.session.session import Session
-from gradweave.session.task import PlanningTask
-from gradweave.travel import Travel
+from gradweave._src.session.contest import MOST_CHALLENGERS
+from gradweave._src.session.explain import explanation
+from gradweave._src.session.findings import Stage
+from gradweave._src.session.prices import PROBED_STEPS
+from gradweave._src.session.session import Session
+from gradweave._src.session.task import PlanningTask
+from gradweave._src.travel import Travel
 
 NETWORK = Network(name="n", source="n", links=flat(Link(latency_s=1e-4, s_per_byte=1e-8)))
 MOST_COMMANDS = 60

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradweave.session.trials import (
+from gradweave._src.session.trials import (
     CLEAR_AT_ONCE,
     MOST_VISITS,
     TRIAL_NOISE,

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gradweave import CollectiveCost, Network, Tensor, Trace, make_plan, simulate
-from gradweave.costs import Line
-from gradweave.phases import PHASES, Phases
-from gradweave.session.healing import Sent
-from gradweave.session.slow_ranks import (
+from gradweave._src.costs import Line
+from gradweave._src.phases import PHASES, Phases
+from gradweave._src.session.healing import Sent
+from gradweave._src.session.slow_ranks import (
     COMPUTED,
     LEAST_STEPS,
     PARTS,

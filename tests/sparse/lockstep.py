@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradweave.collectives.program import Kind, program
-from gradweave.sparse.exchange import EXCHANGES, Exchanged
-from gradweave.sparse.vectors import SparseVector
+from gradweave._src.collectives.program import Kind, program
+from gradweave._src.sparse.exchange import EXCHANGES, Exchanged
+from gradweave._src.sparse.vectors import SparseVector
 
 
 @dataclass

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from lockstep import Traffic, bits, dense, elements, exchange_all, sparse
 from ranks import on_processes, on_threads
 
-from gradweave.collectives.program import Kind, program
-from gradweave.compression import EXCHANGE_NAMES
-from gradweave.costs import SPARSE_FORMULAS
-from gradweave.errors import CollectiveError, RequestError
-from gradweave.sparse import vectors
-from gradweave.sparse.exchange import EXCHANGES, find_exchange
-from gradweave.sparse.exchanger import Exchanger
-from gradweave.sparse.settings import GTopK, TopK
-from gradweave.sparse.vectors import (
+from gradweave._src.collectives.program import Kind, program
+from gradweave._src.compression import EXCHANGE_NAMES
+from gradweave._src.costs import SPARSE_FORMULAS
+from gradweave._src.errors import CollectiveError, RequestError
+from gradweave._src.sparse import vectors
+from gradweave._src.sparse.exchange import EXCHANGES, find_exchange
+from gradweave._src.sparse.exchanger import Exchanger
+from gradweave._src.sparse.settings import GTopK, TopK
+from gradweave._src.sparse.vectors import (
     SparseVector,
     add,
     index_type,
@@ -237,7 +237,7 @@ def test_a_sum_that_overflows_is_seen_by_all(name, world):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_rounds_and_bytes(world):
-    """As the table of docs/sparsification.md; on powers of two as Table I, the butterfly half."""
+    """As the table of docs/sparsification-explained.md; on powers of two as Table I."""
     traffic = {name: Traffic() for name in EXCHANGES}
     for name, counted in traffic.items():
         exchange_all(name, [sparse({0: 1.0})] * world, 1, counted)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradweave.sparse.gradient_fates import Fate, GradientFates
+from gradweave._src.sparse.gradient_fates import Fate, GradientFates
 
 
 def in_place(model):

@@ -10,9 +10,9 @@ from mutations import NAMES, VALUES, mutated_bytes
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from gradweave import FormatError, RequestError
-from gradweave.errors import GradweaveError
-from gradweave.sparse import checkpoint
-from gradweave.sparse.state_form import require_state
+from gradweave._src.errors import GradweaveError
+from gradweave._src.sparse import checkpoint
+from gradweave._src.sparse.state_form import require_state
 
 
 def carried(rank):

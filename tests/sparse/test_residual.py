@@ -5,8 +5,8 @@ import io
 import pytest
 import torch
 
-from gradweave.errors import RequestError
-from gradweave.sparse.residual import Carried, carried_type, redistribute
+from gradweave._src.errors import RequestError
+from gradweave._src.sparse.residual import Carried, carried_type, redistribute
 
 SIZES = {"a": 2, "b": 3, "c": 1}
 

@@ -7,13 +7,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lockstep import bits
 
-from gradweave.errors import RequestError
-from gradweave.sparse import kernels, vectors
-from gradweave.sparse.residual import Flat
-from gradweave.sparse.select import SELECTIONS, compile_kernels, default_selection, select
-from gradweave.sparse.vectors import elements_kept
+from gradweave._src.errors import RequestError
+from gradweave._src.sparse import kernels, threshold, vectors
+from gradweave._src.sparse.residual import Flat
+from gradweave._src.sparse.select import SELECTIONS, compile_kernels, default_selection, select
+from gradweave._src.sparse.vectors import elements_kept
 
-EXACT = ("radix", "torch-topk")
+EXACT = ("radix", "threshold", "torch-topk")
 NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 # Ties, both zeros, numbers below the smallest normal one, and numbers apart by one bit.
@@ -77,13 +77,27 @@ ORDERS = {
 }
 
 
+@pytest.mark.parametrize("method", ["radix", "threshold"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("density", [0.001, 0.05, 0.25, 1.0])
-def test_large_vectors_in_every_order(order, density):
+def test_large_vectors_in_every_order(method, order, density):
     """Large enough for a sample and for a buffer that is cut down several times."""
     numel = 300_007
     gradient = torch.from_numpy(ORDERS[order](numel).astype(np.float32))
-    check_exact("radix", torch.zeros(numel), gradient, elements_kept(numel, density))
+    check_exact(method, torch.zeros(numel), gradient, elements_kept(numel, density))
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+@pytest.mark.parametrize("numel", [threshold.SAMPLE, threshold.SAMPLE + 1, 100_003])
+def test_whichever_way_a_threshold_is_found_the_result_is_the_same(numel, dtype, monkeypatch):
+    """All elements sorted, those above a floor, or bit by bit; with a floor that is missed."""
+    gradient = torch.randn(numel, generator=torch.Generator().manual_seed(numel)).to(dtype)
+    for k in (1, numel // 1000, numel // 2):
+        check_exact("threshold", torch.zeros_like(gradient), gradient, k)
+        for above in (1, 10**6):
+            with monkeypatch.context() as patched:
+                patched.setattr(threshold, "LEAST_SAMPLED_ABOVE", above)
+                check_exact("threshold", torch.zeros_like(gradient), gradient, k)
 
 
 @pytest.mark.parametrize("method", EXACT)
@@ -167,7 +181,7 @@ def test_of_how_many_elements_a_share_is_kept():
 
 def test_what_cannot_be_selected_from():
     state = flat(torch.zeros(3))
-    with pytest.raises(RequestError, match="no selection 'magic'; there are radix, torch-topk"):
+    with pytest.raises(RequestError, match="no selection 'magic'; there are radix, threshold"):
         select(state, torch.zeros(3), k=1, method="magic")
     with pytest.raises(RequestError, match="sparse tensor already"):
         select(state, torch.zeros(3).to_sparse(), k=1, method="radix")
@@ -179,23 +193,23 @@ def test_what_cannot_be_selected_from():
 
 def test_without_numba_torch_selects(monkeypatch):
     assert default_selection(torch.device("cpu")) == "radix"
-    assert default_selection(torch.device("cuda")) == "torch-topk"
-    monkeypatch.setattr("gradweave.sparse.select.kernels", lambda: None)
+    assert default_selection(torch.device("cuda")) == "threshold"
+    monkeypatch.setattr("gradweave._src.sparse.select.kernels", lambda: None)
     assert default_selection(torch.device("cpu")) == "torch-topk"
     compile_kernels(torch.float32)
     with pytest.raises(RequestError, match=r"needs numba; install gradweave\[sparse\]"):
         select(flat(torch.zeros(3)), torch.zeros(3), k=1, method="radix")
 
 
-def test_both_exact_ones_give_the_same_bits():
+def test_all_exact_ones_give_the_same_bits():
     kept, gradient = torch.randn(5000), torch.randn(5000)
-    states = flat(kept), flat(kept)
-    chosen = [
+    states = [flat(kept) for _ in EXACT]
+    first, *others = (
         select(state, gradient, k=50, method=method)
         for state, method in zip(states, EXACT, strict=True)
-    ]
-    assert bits(chosen[0]) == bits(chosen[1])
-    assert torch.equal(states[0].pending, states[1].pending)
+    )
+    assert {bits(other) for other in others} == {bits(first)}
+    assert all(torch.equal(state.pending, states[0].pending) for state in states)
 
 
 def test_compiled_ahead_nothing_is_compiled_later():

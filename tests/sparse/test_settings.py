@@ -3,7 +3,7 @@
 import pytest
 
 from gradweave import Compression, Densities, GTopK, RequestError, TopK
-from gradweave.sparse.settings import settings_of
+from gradweave._src.sparse.settings import settings_of
 
 
 def test_the_density_needs_no_name():

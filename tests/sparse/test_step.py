@@ -6,11 +6,11 @@ import pytest
 import torch
 from ranks import on_threads
 
-from gradweave.errors import RequestError
-from gradweave.sparse.exchange import EXCHANGES
-from gradweave.sparse.exchanger import Exchanger
-from gradweave.sparse.step import Sparsifier
-from gradweave.sparse.warmup import MomentumCorrection
+from gradweave._src.errors import RequestError
+from gradweave._src.sparse.exchange import EXCHANGES
+from gradweave._src.sparse.exchanger import Exchanger
+from gradweave._src.sparse.step import Sparsifier
+from gradweave._src.sparse.warmup import MomentumCorrection
 
 NUMEL = {"a": 30, "b": 7, "c": 1}
 PARAMETERS = {name: torch.zeros(numel) for name, numel in NUMEL.items()}

@@ -1,14 +1,13 @@
 """Densities step by step, learning rates beside them, clipping, corrected momentum."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradweave.errors import RequestError
-from gradweave.sparse.settings import GTopK, TopK
-from gradweave.sparse.warmup import (
+from gradweave._src.errors import RequestError
+from gradweave._src.sparse.settings import GTopK, TopK
+from gradweave._src.sparse.warmup import (
     Densities,
     MomentumCorrection,
     clip_local_norm,
@@ -111,7 +110,7 @@ def velocities(correction, gradients, masked=()):
     """One bucket, step by step; some elements are applied in each step."""
     for gradient in gradients:
         velocity = correction.begin(["w"], torch.tensor(gradient))
-        correction.applied(velocity, np.array(masked, np.int32))
+        correction.applied(velocity, torch.tensor(masked, dtype=torch.int32))
         correction.velocities.commit()
     return correction.velocities.value("w").tolist()
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from strategies import costs, traces
 
 from gradweave import CollectiveCost, Network, UnknownCost, load_network, load_trace, simulate
-from gradweave.advice import Advice, advise, faster_with_same_batch
-from gradweave.advice.job import EQUALLY_FAST
-from gradweave.advice.ways import WAYS
-from gradweave.compression import ROUNDING_NAMES
-from gradweave.costs import Line, Link, flat
-from gradweave.planning import make_plan
-from gradweave.presets import trace_names
+from gradweave._src.advice import Advice, advise, faster_with_same_batch
+from gradweave._src.advice.job import EQUALLY_FAST
+from gradweave._src.advice.ways import WAYS
+from gradweave._src.compression import ROUNDING_NAMES
+from gradweave._src.costs import Line, Link, flat
+from gradweave._src.planning import make_plan
+from gradweave._src.presets import trace_names
 
 # By formula on equal links and on tiers, measured curves, fitted lines: with workers they know.
 NETWORKS = {
@@ -148,18 +148,11 @@ def test_tiers_are_used_where_there_are_some():
     assert exact.code == "gradweave.DistributedDataParallel(model)"
 
 
-def test_no_formula_that_no_network_could_keep_is_followed(advised):
-    """The double tree's sends fewer bytes than any all-reduce must; some know powers of two."""
-    for _, advice in advised:
-        for one in advice.options:
-            assert "double-tree" not in one.code
-            assert "doubling" not in one.code or one.workers.bit_count() == 1
-
-
 def test_gradients_of_two_bytes_are_not_rounded():
     advice = advise(load_trace("llama-1b"), load_network("k80-10gbe"), workers=4)
     reasons = unpriced(advice)
-    assert {"rounded", "bf16", "int8", "sparse"} <= set(reasons)
+    assert {"rounded", "bf16", "int8"} <= set(reasons)
+    assert "sparse" not in reasons
     assert "4 bytes only" in reasons["bf16"]
 
 

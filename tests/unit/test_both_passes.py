@@ -27,12 +27,12 @@ from gradweave import (
     load_trace,
     make_plan,
 )
-from gradweave.costs import Line, Total
-from gradweave.plan import Plan
-from gradweave.planning import PLANNERS
-from gradweave.planning.both_passes import optimal_for_both
-from gradweave.planning.optimal import optimal
-from gradweave.simulation import compare_passes
+from gradweave._src.costs import Line, Total
+from gradweave._src.plan import Plan
+from gradweave._src.planning import PLANNERS
+from gradweave._src.planning.both_passes import optimal_for_both
+from gradweave._src.planning.optimal import optimal
+from gradweave._src.simulation import compare_passes
 
 NAMES = ["fixed:100B" if name == "fixed" else name for name in PLANNERS]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategies import curves
 
 from gradweave import Compression, RequestError, UnknownCost
-from gradweave.costs import (
+from gradweave._src.costs import (
     FORMULAS,
     Curve,
     Level,
@@ -20,11 +20,12 @@ from gradweave.costs import (
     fit,
     fit_line,
     flat,
+    least_squares,
     sparse_closed_form,
 )
-from gradweave.costs.pipeline import PipelineCost
-from gradweave.simulation.schedule import simulate_schedule
-from gradweave.sparse.exchange import EXCHANGES
+from gradweave._src.costs.pipeline import OneWay, PipelineCost, ThereAndBack
+from gradweave._src.simulation.schedule import simulate_schedule
+from gradweave._src.sparse.exchange import EXCHANGES
 
 A, B, G = 3e-5, 2e-9, 5e-10
 LINK = Link(latency_s=A, s_per_byte=B, sum_s_per_byte=G)
@@ -38,14 +39,12 @@ def line(operation, collective, workers, links=None):
 
 
 @pytest.mark.parametrize("n", POWERS_OF_TWO)
-def test_journal_table_2(n):
-    assert line("all-reduce", "binary-tree", n) == (2 * A * log2(n), (2 * B + G) * log2(n))
+def test_journal_table_2_but_for_its_trees(n):
     assert line("all-reduce", "recursive-doubling", n) == (A * log2(n), (B + G) * log2(n))
     assert line("all-reduce", "halving-doubling", n) == (
         2 * A * log2(n),
         2 * B - (2 * B + G) / n + G,
     )
-    assert line("all-reduce", "double-tree", n) == (2 * A * log2(n), B + G)
     assert line("all-reduce", "ring", n) == (
         2 * (n - 1) * A,
         2 * (n - 1) / n * B + (n - 1) / n * G,
@@ -64,43 +63,54 @@ def test_linear_pipeline_table_1_without_the_pipeline(p):
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 17])
-@pytest.mark.parametrize("n", [1e5, 3.2e7])
-def test_linear_pipeline_table_1_with_a_given_block(p, n):
+@pytest.mark.parametrize("blocks", [2, 500])
+def test_linear_pipeline_table_1_with_a_given_block(p, blocks):
+    """One step less than the table has: as many as in the paper's Fig. 2."""
     b = 65536
-    blocks = p - 1 + n / b
-    filled = b * (p - 1) + n
-    for operation, expected in {
-        "broadcast": blocks * A + filled * B,
-        "reduce": blocks * A + filled * (B + G),
-        "all-reduce": 2 * blocks * A + filled * (2 * B + G),
-    }.items():
+    for operation, per_byte in {"broadcast": B, "reduce": B + G}.items():
         cost = closed_form(operation, "linear-pipeline:64KiB", flat(LINK), p)
-        assert cost.seconds(np.array([n])) == pytest.approx(expected)
+        table_s = (p - 1 + blocks) * A + (b * (p - 1) + b * blocks) * per_byte
+        assert cost.seconds(np.array([float(b * blocks)])) == pytest.approx(
+            table_s - (A + b * per_byte)
+        )
+
+
+@pytest.mark.parametrize("p", [3, 4, 17])
+def test_a_fused_all_reduce_fills_the_pipe_once(p):
+    """Where blocks are many: the table's reduce and broadcast fill it twice."""
+    b, blocks = 65536, 500
+    cost = closed_form("all-reduce", "linear-pipeline:64KiB", flat(LINK), p)
+    fused_s = cost.seconds(np.array([float(b * blocks)]))
+    table_s = 2 * (p - 1 + blocks) * A + (b * (p - 1) + b * blocks) * (2 * B + G)
+    spared_s = (p + 1) * (A + b * B) + 2 * (A + b * (B + G)) - 2 * (A + b * B)
+    assert fused_s == pytest.approx(table_s - spared_s)
 
 
 @given(
     workers=st.integers(2, 64),
     nbytes=st.floats(1, 1e9),
-    latency_s=st.floats(1e-7, 1e-2),
+    latency_s=st.floats(0, 1e-2),
     s_per_byte=st.floats(1e-11, 1e-6),
-    passes=st.sampled_from([1, 2]),
-    factor=st.floats(0.01, 100),
+    sum_s_per_byte=st.floats(0, 1e-6),
+    blocks=st.integers(1, 10**6),
 )
-def test_no_other_block_is_better(workers, nbytes, latency_s, s_per_byte, passes, factor):
+def test_no_other_number_of_blocks_is_better(
+    workers, nbytes, latency_s, s_per_byte, sum_s_per_byte, blocks
+):
+    assume(blocks <= nbytes)
     size = np.array([nbytes])
-    best = PipelineCost(workers, latency_s, s_per_byte, passes)
-    other_block = float(best.block_bytes(size)[0]) * factor
-    assume(1 <= other_block <= nbytes)
-    steps = passes * (workers - 1 + nbytes / other_block)
-    other_s = steps * latency_s + (other_block * (workers - 1) + nbytes) * s_per_byte
-    assert best.seconds(size)[0] <= other_s * (1 + 1e-9)
+    for passage in (
+        OneWay(workers, latency_s, s_per_byte),
+        ThereAndBack(workers, latency_s, s_per_byte, sum_s_per_byte),
+    ):
+        other_s = passage.seconds(size, np.array([float(blocks)]))
+        assert PipelineCost(passage).seconds(size)[0] <= other_s[0] * (1 + 1e-9)
 
 
 def test_a_block_is_never_larger_than_the_message():
-    tiny = np.array([1.0, 10.0])
+    tiny = np.array([0.5, 1.0, 10.0])
     for block in (None, 1 << 20):
-        cost = PipelineCost(8, 1.0, 1e-9, 1, block)
-        assert (cost.block_bytes(tiny) <= tiny).all()
+        assert (PipelineCost(OneWay(8, 1.0, 1e-9), block).blocks(tiny) == 1).all()
 
 
 @pytest.mark.parametrize("n", [2, 3, 16])
@@ -230,15 +240,14 @@ def test_reduce_scatter_and_all_gather_make_an_all_reduce(half, workers):
 
 
 @pytest.mark.parametrize("collective", [c for op, c in FORMULAS if op == "all-reduce"])
-@pytest.mark.parametrize("workers", [2, 3, 7, 8])
-def test_only_the_printed_double_tree_is_below_the_bandwidth_bound(collective, workers):
-    """Every worker must send 2 (N-1)/N of the message; the paper's row for double trees forgets."""
+@pytest.mark.parametrize("workers", range(2, 34))
+def test_no_price_is_below_the_bandwidth_bound(collective, workers):
+    """Every worker must send 2 (N-1)/N of the message; the journal's double tree forgets that."""
     nbytes = 1e12
     link = Link(latency_s=A, s_per_byte=B)
     cost = closed_form("all-reduce", collective, flat(link), workers)
     bound_s = 2 * (workers - 1) / workers * B * nbytes
-    reachable = bool(cost.seconds(np.array([nbytes]))[0] >= bound_s)
-    assert reachable == (collective != "double-tree" or workers == 2)
+    assert cost.seconds(np.array([nbytes]))[0] >= bound_s * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -272,10 +281,11 @@ def test_a_curve_passes_through_its_points(curve):
     assert curve.seconds(asked).tolist() == pytest.approx(list(curve.measured_s))
 
 
+@pytest.mark.parametrize("fitting", [fit_line, least_squares])
 @given(startup_s=st.floats(1e-6, 10), s_per_byte=st.floats(0, 1))
-def test_fitting_a_line_finds_it_again(startup_s, s_per_byte):
+def test_fitting_a_line_finds_it_again(fitting, startup_s, s_per_byte):
     sizes = np.array([1.0, 10.0, 500.0, 1000.0])
-    fitted = fit_line(sizes, startup_s + s_per_byte * sizes)
+    fitted = fitting(sizes, startup_s + s_per_byte * sizes)
     assert fitted.startup_s == pytest.approx(startup_s, abs=1e-6)
     assert fitted.s_per_byte == pytest.approx(s_per_byte, abs=1e-8)
 
@@ -287,6 +297,22 @@ def test_a_fitted_line_is_never_negative():
     assert falling.s_per_byte == 0
     # The constant whose relative errors are least: sum(1/y) / sum(1/y^2).
     assert falling.startup_s == pytest.approx((1 / 3 + 1 / 2 + 1) / (1 / 9 + 1 / 4 + 1))
+    through_zero = least_squares(sizes, np.array([0.1, 1.0, 3.0]))
+    assert through_zero.startup_s == 0
+    assert through_zero.s_per_byte == pytest.approx((0.1 + 2 + 9) / (1 + 4 + 9))
+    assert least_squares(sizes, np.array([3.0, 2.0, 1.0])) == Line(startup_s=2, s_per_byte=0)
+
+
+@given(curve=curves(), startup=st.floats(0.5, 1.5), per_byte=st.floats(0.5, 1.5))
+def test_no_other_line_has_less_squared_errors(curve, startup, per_byte):
+    sizes, seconds = np.array(curve.nbytes, dtype=float), np.array(curve.measured_s)
+    best = least_squares(sizes, seconds)
+    other = Line(startup_s=startup * best.startup_s, s_per_byte=per_byte * best.s_per_byte)
+
+    def squared(line):
+        return ((seconds - line.seconds(sizes)) ** 2).sum()
+
+    assert squared(best) <= squared(other) * (1 + 1e-9)
 
 
 def test_how_well_a_line_describes_points():
@@ -328,7 +354,7 @@ def test_workers_inside_one_group_do_not_pay_for_links_between_groups():
 
 
 @pytest.mark.parametrize("method", EXCHANGES)
-@pytest.mark.parametrize("p", range(2, 18))
+@pytest.mark.parametrize("p", range(2, 34))
 def test_exchanges_are_priced_as_they_run(method, p):
     """A vector is as long as the values and indices of the share that travels."""
     density, dense_bytes = 0.25, 4000
@@ -339,3 +365,46 @@ def test_exchanges_are_priced_as_they_run(method, p):
     )
     priced = sparse_closed_form(Compression(method=method, density=density), links, p)
     assert priced.startup_s + priced.s_per_byte * dense_bytes == pytest.approx(simulated_s)
+
+
+TIERS_OF_FORTY = Links(
+    levels=(
+        Level(members=4, link=Link(latency_s=1e-6, s_per_byte=1e-10)),
+        Level(members=10, link=Link(latency_s=1e-5, s_per_byte=1e-9)),
+        Level(members=None, link=Link(latency_s=1e-5, s_per_byte=1e-10)),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "complaint"),
+    [
+        (
+            "blueconnect:pat",
+            42,
+            "42 workers do not fill the tiers of 4, 10 and any number of members evenly",
+        ),
+        ("blueconnect:ring/pat", 80, "expected one name for all tiers or 3 separated by slashes"),
+        ("blueconnect:magic", 80, "no formula for 'magic'; there are ring, halving-doubling, pat"),
+        ("pat", 80, "'pat' has a formula for equal links only"),
+    ],
+)
+def test_tiers_that_have_no_price(name, workers, complaint):
+    with pytest.raises(UnknownCost, match=complaint):
+        closed_form("all-reduce", name, TIERS_OF_FORTY, workers)
+
+
+def test_links_without_tiers_are_refused():
+    with pytest.raises(ValueError, match="levels must not be empty"):
+        Links(levels=())
+
+
+@pytest.mark.parametrize("name", ["blueconnect", "blueconnect:pat", "blueconnect:ring/pat/ring"])
+def test_both_halves_by_tiers_are_an_all_reduce(name):
+    whole, *halves = (
+        closed_form(operation, name, TIERS_OF_FORTY, 400)
+        for operation in ("all-reduce", "reduce-scatter", "all-gather")
+    )
+    together = halves[0].plus(halves[1])
+    assert together.startup_s == pytest.approx(whole.startup_s)
+    assert together.s_per_byte == pytest.approx(whole.s_per_byte)

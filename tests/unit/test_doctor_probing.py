@@ -9,15 +9,15 @@ from checkups import LOOPBACK, ThreadStore, interface, rank_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradweave.doctor import probe, store_in_time
-from gradweave.doctor.checkup import Interface
-from gradweave.doctor.meeting import Lost, Meeting, assemble
-from gradweave.doctor.probe import TOKEN_BYTES, Line, Listener, Sent, Unanswered, read_alone
-from gradweave.doctor.rounds import matchings, rounds_alone, rounds_together
-from gradweave.doctor.slowness import doubtful_pairs
-from gradweave.doctor.surroundings import gloo_choice
-from gradweave.doctor.survey import Survey, survey
-from gradweave.in_time import in_time
+from gradweave._src.doctor import probe, store_in_time
+from gradweave._src.doctor.checkup import Interface
+from gradweave._src.doctor.meeting import Lost, Meeting, assemble
+from gradweave._src.doctor.probe import TOKEN_BYTES, Line, Listener, Sent, Unanswered, read_alone
+from gradweave._src.doctor.rounds import matchings, rounds_alone, rounds_together
+from gradweave._src.doctor.slowness import doubtful_pairs
+from gradweave._src.doctor.surroundings import gloo_choice
+from gradweave._src.doctor.survey import Survey, survey
+from gradweave._src.in_time import in_time
 
 TOKEN = b"t" * TOKEN_BYTES
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gradweave.doctor import diagnose
-from gradweave.doctor.checkup import AllReduce, Unreached, hosts_of
-from gradweave.doctor.verdicts import verdicts
+from gradweave._src.doctor import diagnose
+from gradweave._src.doctor.checkup import AllReduce, Unreached, hosts_of
+from gradweave._src.doctor.verdicts import verdicts
 
 NOISE = 0.1
 

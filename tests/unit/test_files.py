@@ -21,15 +21,14 @@ from gradweave import (
     RequestError,
     Timeline,
     Trace,
-    files,
     load_network,
     make_plan,
-    presets,
     simulate,
 )
-from gradweave.kept import Account, Steps
-from gradweave.remembered import Remembered
-from gradweave.results import Losses, Results
+from gradweave._src import files, presets
+from gradweave._src.kept import Account, Steps
+from gradweave._src.remembered import Remembered
+from gradweave._src.results import Losses, Results
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RING = CollectiveCost(
@@ -224,7 +223,11 @@ def document(small_trace):
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        (["schema"], "gradweave.trace/3", "schema: expected 'gradweave.trace/2', found 'gradweave"),
+        (
+            ["schema"],
+            "gradweave.trace/3",
+            "schema: expected 'gradweave.trace/2', found 'gradweave",
+        ),
         (["color"], "red", "Object contains unknown field `color`"),
         (["tensors", 1, "size"], 3, r"tensors[1]: Object contains unknown field `size`"),
         (["tensors", 1, "ready_s"], -1, r"tensors[1]: 'b': ready_s must be a number >= 0, got -1"),

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from strategies import all_mergings, costs, traces
 
 from gradweave import CollectiveCost, Compression, Network, load_network, load_trace, simulate
-from gradweave.costs import Line
-from gradweave.plan import merge
-from gradweave.planning.joint import plan_among
-from gradweave.travel import Travel
+from gradweave._src.costs import Line
+from gradweave._src.plan import merge
+from gradweave._src.planning.joint import plan_among
+from gradweave._src.travel import Travel
 
 NATIVE, BF16, INT8 = (
     Travel("native"),

@@ -15,15 +15,15 @@ from gradweave import (
     Recipe,
     RequestError,
     Trace,
-    files,
     load_network,
     load_trace,
     make_plan,
     simulate,
 )
-from gradweave.advice import advise
-from gradweave.checks import first_twice
-from gradweave.errors import GradweaveError
+from gradweave._src import files
+from gradweave._src.advice import advise
+from gradweave._src.checks import first_twice
+from gradweave._src.errors import GradweaveError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KINDS = {kind.__name__.lower(): kind for kind in files.SCHEMAS}

@@ -3,7 +3,7 @@ import pytest
 from msgspec.structs import replace
 
 from gradweave import CollectiveCost, Compression, Network, UnknownCost, load_network
-from gradweave.costs import FREE, Curve, Line, Link, flat
+from gradweave._src.costs import FREE, Curve, Line, Link, flat
 
 FITTED = Network(
     name="fitted",

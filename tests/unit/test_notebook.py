@@ -15,14 +15,13 @@ from gradweave import (
     Plan,
     Span,
     Timeline,
-    files,
     load_network,
     load_trace,
     make_plan,
-    notebook,
     simulate,
 )
-from gradweave.compression import Compression
+from gradweave._src import files, notebook
+from gradweave._src.compression import Compression
 
 EVIL = "<script>alert('&')</script>\"x"
 

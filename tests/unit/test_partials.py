@@ -10,7 +10,8 @@ import signal
 import pytest
 from killed_writes import EVERY_CALL, after_kills
 
-from gradweave import Trace, files, load_trace, partials
+from gradweave import Trace, load_trace
+from gradweave._src import files, partials
 
 SPAWN = multiprocessing.get_context("spawn")
 

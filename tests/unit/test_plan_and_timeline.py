@@ -1,9 +1,9 @@
 import pytest
 
 from gradweave import Bucket, Compression, Plan, Span, Timeline
-from gradweave.compression import parse_compression
-from gradweave.errors import RequestError
-from gradweave.vocabulary import parse_bytes
+from gradweave._src.compression import parse_compression
+from gradweave._src.errors import RequestError
+from gradweave._src.vocabulary import parse_bytes
 
 
 def plan(*buckets):

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gradweave import FormatError, PlanMismatch, Recipe, files
-from gradweave.plan import Bucket, Plan
-from gradweave.remembered import ParameterKey, PlanKey, Remembered, numbered
+from gradweave import FormatError, PlanMismatch, Recipe
+from gradweave._src import files
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.remembered import ParameterKey, PlanKey, Remembered, numbered
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GOLDEN_FILE = GOLDEN / "remembered-3.json"

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gradweave import FormatError, files, make_plan, simulate
-from gradweave.kept import Account, Steps
-from gradweave.phases import Phases
-from gradweave.results import Losses, LossSeries, Result, Results, StageBegin
-from gradweave.runs import Prediction, Run, RunFolder
+from gradweave import FormatError, make_plan, simulate
+from gradweave._src import files
+from gradweave._src.kept import Account, Steps
+from gradweave._src.phases import Phases
+from gradweave._src.results import Losses, LossSeries, Result, Results, StageBegin
+from gradweave._src.runs import Prediction, Run, RunFolder
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

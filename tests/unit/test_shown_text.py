@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mutations import LONG, NAMES, SURROGATE
 
-from gradweave.plan import Bucket, Plan
-from gradweave.runs import RunFolder
-from gradweave.session.explain import explanation
-from gradweave.session.findings import Findings, Stage
-from gradweave.vocabulary import LONGEST_LINE, all_printable, file_name, printable, quoted
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.runs import RunFolder
+from gradweave._src.session.explain import explanation
+from gradweave._src.session.findings import Findings, Stage
+from gradweave._src.vocabulary import LONGEST_LINE, all_printable, file_name, printable, quoted
 
 texts = st.text(st.characters(exclude_categories=()), max_size=300)
 

@@ -13,10 +13,10 @@ from strategies import (
 )
 
 from gradweave import CollectiveCost, Network, RequestError, load_network, load_trace, simulate
-from gradweave.plan import merge
-from gradweave.planning import PLANNERS, make_plan
-from gradweave.simulation import Case, Jitter, cases, run
-from gradweave.simulation.jitter import slowest
+from gradweave._src.plan import merge
+from gradweave._src.planning import PLANNERS, make_plan
+from gradweave._src.simulation import Case, Jitter, cases, run
+from gradweave._src.simulation.jitter import slowest
 
 NAMES = ["fixed:100B" if name == "fixed" else name for name in PLANNERS]
 
@@ -296,3 +296,57 @@ def test_jitter_that_cannot_be(small_trace, linked_network):
             Jitter(**fields)
     with pytest.raises(RequestError, match="5 stragglers among 4 workers"):
         outcome(small_trace, linked_network, 4, "wfbp", jitter=Jitter(stragglers=5))
+
+
+def test_copies_by_hand(small_trace, linked_network):
+    """Each gradient into its bucket as it comes, each bucket out of it after backward, in order."""
+    a_byte_s = 0.001
+    plan = make_plan(small_trace, linked_network, workers=3, planner="wfbp")
+    without = simulate(small_trace, plan, linked_network, workers=3)
+    timeline = simulate(small_trace, plan, linked_network, workers=3, copy_s_per_byte=a_byte_s)
+    sizes = [tensor.nbytes for tensor in small_trace.tensors]
+    ready_s, free_s = [], 0.0
+    for tensor in small_trace.tensors:
+        free_s = max(free_s, tensor.ready_s) + a_byte_s * tensor.nbytes
+        ready_s.append(small_trace.forward_s + free_s)
+    sent = [s for s in spans_of(timeline, "communication") if s[0].startswith("all-reduce")]
+    assert sent[0][1] == pytest.approx(ready_s[0])
+    assert len(sent) == len(sizes)
+    now_s = ready_s[-1]
+    for number, (_, start_s, end_s) in enumerate(
+        s for s in spans_of(timeline, "communication") if s[0].startswith("copy")
+    ):
+        assert start_s == pytest.approx(max(now_s, sent[number][2]))
+        now_s = start_s + a_byte_s * sizes[number]
+        assert end_s == pytest.approx(now_s)
+    assert timeline.iteration_s == pytest.approx(now_s)
+    assert timeline.iteration_s > without.iteration_s
+
+
+@given(
+    trace=traces(),
+    line=lines,
+    planner=st.sampled_from(NAMES),
+    a_byte_s=st.floats(0, 0.01),
+    dearer=st.floats(1, 3),
+)
+def test_dearer_copies_never_make_an_iteration_shorter(trace, line, planner, a_byte_s, dearer):
+    network = network_of(line)
+    plan = make_plan(trace, network, workers=2, planner=planner)
+    times_s = [
+        simulate(trace, plan, network, workers=2, copy_s_per_byte=one).iteration_s
+        for one in (0.0, a_byte_s, a_byte_s * dearer)
+    ]
+    assert times_s == sorted(times_s)
+    total = float(trace.nbytes.sum())
+    assert times_s[1] >= trace.forward_s + 2 * a_byte_s * total - 1e-9
+
+
+@given(trace=traces(), line=lines, planner=st.sampled_from(NAMES))
+def test_copies_that_take_no_time_and_one_worker_change_nothing(trace, line, planner):
+    network = network_of(line)
+    plan = make_plan(trace, network, workers=2, planner=planner)
+    free = simulate(trace, plan, network, workers=2, copy_s_per_byte=0.0)
+    assert free == simulate(trace, plan, network, workers=2)
+    alone = simulate(trace, plan, network, workers=1)
+    assert simulate(trace, plan, network, workers=1, copy_s_per_byte=0.1) == alone

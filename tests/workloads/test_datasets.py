@@ -10,8 +10,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gradweave.errors import FormatError, RequestError
-from gradweave.workloads.datasets import (
+from gradweave._src.errors import FormatError, RequestError
+from gradweave._src.workloads.datasets import (
     CIFAR10,
     FASHION_MNIST,
     Batches,
@@ -144,7 +144,7 @@ def test_the_subset_begins_as_fashion_mnist_does():
 
 
 def test_the_subset_comes_with_its_licence():
-    folder = package_files("gradweave.workloads") / "data"
+    folder = package_files("gradweave._src.workloads") / "data"
     licence = (folder / "LICENSE-fashion-mnist").read_text("utf-8")
     assert licence.startswith("The MIT License (MIT)")
     assert "2017 Zalando SE, https://tech.zalando.com" in licence

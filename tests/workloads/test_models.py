@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, pad
 
-from gradweave.workloads.datasets import Batches, fashion_mnist_subset, load_text
-from gradweave.workloads.models import (
+from gradweave._src.workloads.datasets import Batches, fashion_mnist_subset, load_text
+from gradweave._src.workloads.models import (
     MODELS,
     CharLSTM,
     CharTransformer,
@@ -145,7 +145,7 @@ def test_images_are_learnt(build, resized):
     ids=["char-lstm", "char-transformer"],
 )
 def test_text_is_learnt(build, learning_rate):
-    text = load_text(package_files("gradweave.workloads") / "data" / "LICENSE-fashion-mnist")
+    text = load_text(package_files("gradweave._src.workloads") / "data" / "LICENSE-fashion-mnist")
     model = build(len(text.vocabulary))
     assert shrinkage(model, *text.windows(20), learning_rate=learning_rate) < 0.8
 

@@ -8,9 +8,9 @@ from strategies import traces
 from torch.nn.parallel import DistributedDataParallel
 
 from gradweave import RequestError, Tensor, Trace
-from gradweave.measure.backward import record_trace
-from gradweave.measure.clocks import HostClock
-from gradweave.workloads.replay import Dispatching, Replay, Waiting
+from gradweave._src.clocks import HostClock
+from gradweave._src.measure.backward import record_trace
+from gradweave._src.workloads.replay import Dispatching, Replay, Waiting
 
 BATCH = torch.zeros(1)
 

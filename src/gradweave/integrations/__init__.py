@@ -1,1 +1,1 @@
-"""Our wrapper inside of other people's training loops; each file imports its library when used."""
+"""Our wrapper inside of other people's training loops; each module needs its library alone."""

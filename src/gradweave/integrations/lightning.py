@@ -1,23 +1,5 @@
-"""Strategies for Lightning's Trainer and Fabric; importing this registers them as "gradweave".
+"""Strategies for `lightning`: its Trainer and its Fabric (docs/integrations.md)."""
 
-import gradweave.integrations.lightning
-Trainer(strategy="gradweave")
-"""
+from gradweave._src.integrations.lightning import GradweaveFabricStrategy, GradweaveStrategy
 
-from lightning.fabric.strategies import STRATEGY_REGISTRY
-from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-
-from gradweave.integrations.lightning_strategies import ForFabric, ForTrainer, register
-
-
-class GradweaveStrategy(ForTrainer, DDPStrategy):  # type: ignore[misc]
-    """Lightning's DDPStrategy with our wrapper: for ``Trainer(strategy=…)``."""
-
-
-class GradweaveFabricStrategy(ForFabric, FabricDDPStrategy):  # type: ignore[misc]
-    """Fabric's DDPStrategy with our wrapper: for ``Fabric(strategy=…)``."""
-
-
-register(StrategyRegistry, GradweaveStrategy)
-register(STRATEGY_REGISTRY, GradweaveFabricStrategy)
+__all__ = ["GradweaveFabricStrategy", "GradweaveStrategy"]

@@ -1,23 +1,5 @@
-"""As `gradweave.integrations.lightning`, for who imports `pytorch_lightning`.
+"""Strategies for `pytorch_lightning`: its Trainer and its Fabric (docs/integrations.md)."""
 
-import gradweave.integrations.pytorch_lightning
-Trainer(strategy="gradweave")
-"""
+from gradweave._src.integrations.pytorch_lightning import GradweaveFabricStrategy, GradweaveStrategy
 
-from lightning_fabric.strategies import STRATEGY_REGISTRY
-from lightning_fabric.strategies import DDPStrategy as FabricDDPStrategy
-from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
-
-from gradweave.integrations.lightning_strategies import ForFabric, ForTrainer, register
-
-
-class GradweaveStrategy(ForTrainer, DDPStrategy):  # type: ignore[misc]
-    """Lightning's DDPStrategy with our wrapper: for ``Trainer(strategy=…)``."""
-
-
-class GradweaveFabricStrategy(ForFabric, FabricDDPStrategy):  # type: ignore[misc]
-    """Fabric's DDPStrategy with our wrapper: for ``Fabric(strategy=…)``."""
-
-
-register(StrategyRegistry, GradweaveStrategy)
-register(STRATEGY_REGISTRY, GradweaveFabricStrategy)
+__all__ = ["GradweaveFabricStrategy", "GradweaveStrategy"]

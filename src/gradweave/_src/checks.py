@@ -1,0 +1,82 @@
+"""What every value checks when it is made. The message names the field and the value found.
+
+Values are made of files, and of other values: whoever asks for one that cannot be is told in a
+line, too.
+"""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from msgspec import Struct
+
+from gradweave._src.errors import RequestError
+from gradweave._src.vocabulary import LONGEST_VALUE, is_writable, printable, quoted
+
+# No time, size or rate in a training job is larger; sums and products of such numbers stay finite.
+LARGEST = 10**15
+# No message is faster; what is divided by such a number stays finite, too.
+SMALLEST = 1e-15
+
+
+def require_positive(value: Struct, *fields: str) -> None:
+    for field in fields:
+        found = getattr(value, field)
+        if not 0 < found <= LARGEST:
+            raise RequestError(f"{_subject(value)}{field} must be positive{_but(found)}")
+
+
+def require_not_negative(value: Struct, *fields: str) -> None:
+    for field in fields:
+        found = getattr(value, field)
+        if not 0 <= found <= LARGEST:
+            raise RequestError(f"{_subject(value)}{field} must be a number >= 0{_but(found)}")
+
+
+def require_text(value: Struct, *fields: str) -> None:
+    for field in fields:
+        found = getattr(value, field)
+        if not found:
+            raise RequestError(f"{field} must not be empty")
+        if not is_writable(found):
+            raise RequestError(f"{field} must be text that can be written, got {quoted(found)}")
+
+
+def first_twice(names: Iterable[str]) -> str | None:
+    """The first name that has been there before; None where all are different."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def require_kind(call: str, **arguments: tuple[object, type]) -> None:
+    """Raise RequestError unless each argument is what its name says: swapped ones look alike."""
+    for name, (found, kind) in arguments.items():
+        if not isinstance(found, kind):
+            hint = ""
+            if isinstance(found, str) and kind.__name__ in {"Trace", "Network"}:
+                hint = f"; gradweave.load_{kind.__name__.lower()}({found[:80]!r}) makes one"
+            raise RequestError(
+                f"{call}: {name} must be a {kind.__name__}, got a {type(found).__name__}{hint}"
+            )
+
+
+def why_missing(module: str, *, what: str, extra: str) -> str | None:
+    """Return what to install for something of an extra; None where its module is there."""
+    if find_spec(module) is not None:
+        return None
+    return f"{what} needs {module}, which is not installed; pip install 'gradweave[{extra}]'"
+
+
+def _but(found: float) -> str:
+    """What was found; a number with hundreds of digits is not worth reading."""
+    too_large = isinstance(found, int) and found > LARGEST
+    shown = printable(str(found), most=LONGEST_VALUE)
+    return f" and at most {LARGEST:.0e}" if too_large else f", got {shown}"
+
+
+def _subject(value: Struct) -> str:
+    name = getattr(value, "name", None)
+    return f"{quoted(name)}: " if name else ""

@@ -1,0 +1,27 @@
+"""Parameter servers: ranks that each own a part of the message; all push to them and pull."""
+
+import numpy as np
+
+from gradweave._src.collectives.schedule import Round, Schedule, backwards, then, transfers
+
+
+def push(ranks: int, servers: int = 1) -> Schedule:
+    """N-1 rounds; server s, which is rank s, ends with the sum of block s.
+
+    In each round a server hears from one rank, and no two servers from the same one.
+    """
+    server = np.arange(servers)
+
+    def round_(number: int) -> Round:
+        return transfers((server + number + 1) % ranks, server, server, server + 1, add=True)
+
+    return Schedule(ranks, servers, ranks - 1, round_)
+
+
+def pull(ranks: int, servers: int = 1) -> Schedule:
+    """N-1 rounds; server s begins with block s."""
+    return backwards(push(ranks, servers), add=False)
+
+
+def all_reduce(ranks: int, servers: int = 1) -> Schedule:
+    return then(push(ranks, servers), pull(ranks, servers))

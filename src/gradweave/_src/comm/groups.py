@@ -1,0 +1,97 @@
+"""Process groups of our own beside a user's.
+
+Two threads on one group would mix up their messages, and a user's group is the user's. Groups that
+torch lists stay, with their threads and connections, until all ranks destroy them at the same point
+of the script, for torch names new ones by how many there are. Nobody knows when a wrapper is
+dropped, so those of gloo are not listed, and go with the last reference.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from gradweave._src.errors import RequestError
+from gradweave._src.torch_internals import (
+    backend_for,
+    devices_carried,
+    group_timeout,
+    is_listed,
+    unlisted_gloo_group,
+)
+
+# Makes a group of some ranks of another; None on ranks that are not among them.
+MakeGroup = Callable[[list[int]], dist.ProcessGroup | None]
+
+# How many groups of the same ranks a group has had. All ranks make them in the same order, so a
+# number is a name.
+_had: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
+
+
+def world_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    if group is None:
+        raise RequestError("there is no process group; call init_process_group first")
+    return group
+
+
+def same_ranks(group: dist.ProcessGroup, *, backend: str | None = None) -> dist.ProcessGroup:
+    """Make another group of the same ranks; all of them do so together."""
+    everyone = list(range(group.size()))
+    if backend != "gloo" and not _is_gloo(group):
+        return _listed(group, everyone, backend)
+    had = _had.setdefault(group, Counter())
+    had["same ranks"] += 1
+    return _unlisted(group, f"gradweave group {had['same ranks']}", everyone)
+
+
+def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
+    """Makes groups of some of a group's ranks; only those ranks wait for each other."""
+
+    def make(ranks: list[int], /) -> dist.ProcessGroup | None:
+        if group.rank() not in ranks:
+            return None
+        if is_listed(group):
+            return _listed(group, ranks, backend=None)
+        return _unlisted(group, f"gradweave part {ranks}", ranks)
+
+    return make
+
+
+def cloned_store(group: dist.ProcessGroup) -> Store | None:
+    """The group's store by a connection of its own: the user's may be waiting for something.
+
+    None where it has none that others can use beside it.
+    """
+    try:
+        return group.get_group_store().clone()  # type: ignore[attr-defined,no-any-return]
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
+
+
+def _is_gloo(group: dist.ProcessGroup) -> bool:
+    return {backend_for(group, torch.device(kind)) for kind in devices_carried(group)} == {"gloo"}
+
+
+def _listed(group: dist.ProcessGroup, ranks: list[int], backend: str | None) -> dist.ProcessGroup:
+    of_the_job = dist.get_process_group_ranks(group)
+    made = dist.new_group(
+        [of_the_job[rank] for rank in ranks],
+        timeout=group_timeout(group),
+        backend=backend or dist.get_backend_config(group),
+        use_local_synchronization=True,
+    )
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+def _unlisted(group: dist.ProcessGroup, name: str, ranks: list[int]) -> dist.ProcessGroup:
+    return unlisted_gloo_group(
+        PrefixStore(name, group.get_group_store()),
+        rank=ranks.index(group.rank()),
+        ranks=len(ranks),
+        timeout=group_timeout(group),
+    )

@@ -1,0 +1,66 @@
+"""A process group that nobody else uses, and the thread that sends on it."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import torch.distributed as dist
+
+from gradweave._src.collectives.topology import Topology
+from gradweave._src.comm.communicator import Communicator, host_topology
+from gradweave._src.comm.groups import same_ranks
+from gradweave._src.comm.letting_go import let_threads_go
+from gradweave._src.comm.worker import CommunicationThread
+
+ENDED_WITHIN_S = 5.0
+LET_GO_WITHIN_S = 0.1
+
+logger = logging.getLogger(__name__)
+
+MakeSameRanks = Callable[[], dist.ProcessGroup]
+
+
+class OwnGroup:
+    """Opened on every rank, where all ranks come alike; closed by each rank when it likes.
+
+    ``make_group`` is the user's own way to make a group of the same ranks; what it made is the
+    user's to destroy. ``backend`` may be "gloo" where the user's group has another one.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        make_group: MakeSameRanks | None,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        make = make_group or partial(same_ranks, group, backend=backend)
+        self._group: dist.ProcessGroup | None = make()
+        # Through the user's group: where a new one sends first, some backends take seconds.
+        self.topology: Topology = host_topology(group)
+        self._thread: CommunicationThread | None = None
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        assert self._group is not None, "it is closed"
+        return self._group
+
+    def thread(self) -> CommunicationThread:
+        """The same one every time."""
+        if self._thread is None:
+            self._thread = CommunicationThread(Communicator(self.group, topology=self.topology))
+        return self._thread
+
+    def close(self) -> None:
+        """First the thread, when everything that was submitted is over, then the group.
+
+        Both stay where a message is still under way after a while: its peer may never answer.
+        """
+        if self._thread is not None:
+            if not self._thread.close(ENDED_WITHIN_S):
+                logger.warning("messages are still under way; their thread and group stay")
+                return
+            self._thread = None
+        if self._group is not None:
+            let_threads_go(LET_GO_WITHIN_S)
+            self._group = None

@@ -1,0 +1,39 @@
+"""Comparing notes before a kind of message travels for the first time."""
+
+import torch
+import torch.distributed as dist
+
+from gradweave._src.comm.channel import Call
+from gradweave._src.comm.small_messages import all_say_the_same, gather_text
+from gradweave._src.errors import CollectiveError
+from gradweave._src.torch_internals import HOST
+
+
+class SameCalls:
+    """The kinds of messages that all ranks of a group are known to mean alike.
+
+    Ranks that part later are not told so, but take nothing from each other: their tags differ.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._kinds: set[str] = set()
+
+    def check(self, call: Call, *, device: torch.device = HOST, circumstances: str = "") -> None:
+        """``circumstances`` must be the same, too; they are not part of the kind."""
+        if call.kind in self._kinds:
+            return
+        said = call.kind + circumstances
+        try:
+            if not all_say_the_same(self._group, said, device=device):
+                raise self._disagreement(gather_text(self._group, said, device=device))
+        except RuntimeError as error:
+            raise call.failed("comparing notes before the first of its kind", error) from error
+        self._kinds.add(call.kind)
+
+    def _disagreement(self, everyone: list[str]) -> CollectiveError:
+        rank, text = next((r, text) for r, text in enumerate(everyone) if text != everyone[0])
+        return CollectiveError(
+            f"ranks disagree on what to do: rank 0 has {everyone[0]}; rank {rank} has {text}; "
+            "call it alike, with the same topology and link, on every rank"
+        )

@@ -1,0 +1,175 @@
+"""Small things that all ranks of a group must know alike. Nothing is pickled.
+
+Whoever reads a text waits for it, so texts stay on the host: reading one from an accelerator would
+wait for everything that was queued there before. A group whose backend sends only an accelerator's
+tensors has another one of gloo beside it for that, made by its first text, where all ranks come
+alike.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from hashlib import sha256
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from gradweave._src.device_order import Order, wait_for
+from gradweave._src.torch_internals import (
+    HOST,
+    devices_carried,
+    gather_flat,
+    group_timeout,
+    unlisted_gloo_group,
+    wait_until_let_go,
+)
+
+# Enough for a host name or the description of a message.
+TEXT_BYTES = 256
+
+_for_texts: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def for_texts(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return the group itself, or one of the same ranks that sends what is on the host."""
+    if HOST.type in devices_carried(group):
+        return group
+    beside = _for_texts.get(group)
+    if beside is None:
+        beside = _for_texts[group] = unlisted_gloo_group(
+            PrefixStore("gradweave texts", group.get_group_store()),
+            rank=group.rank(),
+            ranks=group.size(),
+            timeout=group_timeout(group),
+        )
+    return beside
+
+
+def gather_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[str]:
+    """What every rank says, cut to ``TEXT_BYTES``, which is what each rank adds to the message."""
+    mine = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
+    encoded = text.encode()[:TEXT_BYTES]
+    mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+    return _gathered(group, mine, device=device)
+
+
+def all_say_the_same(
+    group: dist.ProcessGroup,
+    text: str,
+    *,
+    device: torch.device,
+    while_waiting: Callable[[], None] | None = None,
+) -> bool:
+    """Whether all ranks say the same, on all of them alike; as long a message in any world.
+
+    The largest of all digests, and of what is missing to the largest number there is: they are
+    equal where all digests are. ``while_waiting`` is called again and again; what it raises ends
+    waiting for others.
+    """
+    group = _for(group, device)
+    digest = torch.frombuffer(bytearray(sha256(text.encode()).digest()), dtype=torch.uint8)
+    both = torch.cat([digest, ~digest]).to(device)
+    wait_until_let_go(
+        lambda: group.allreduce([both], _of_largest()), [both], while_waiting=while_waiting
+    )
+    highest, complement = both.cpu().chunk(2)
+    return torch.equal(highest, ~complement)
+
+
+def first_to_say(group: dist.ProcessGroup, text: str, *, device: torch.device) -> str | None:
+    """What the first rank says that says anything, and which it is; None where nobody does."""
+    (anybody,) = largest(group, [float(bool(text))], device=device)
+    if not anybody:
+        return None
+    everyone = gather_text(group, text, device=device)
+    return next(f"{said} (rank {rank})" for rank, said in enumerate(everyone) if said)
+
+
+def broadcast_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> str:
+    """What rank 0 says, of any length; what others say is not looked at."""
+    group = _for(group, device)
+    encoded = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(device)
+    length = torch.tensor([len(encoded)], dtype=torch.int64, device=device)
+    wait_until_let_go(lambda: group.broadcast([length]), [length])
+    if group.rank() != 0:
+        encoded = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    wait_until_let_go(lambda: group.broadcast([encoded]), [encoded])
+    return bytes(encoded.tolist()).rstrip(b"\0").decode()
+
+
+def gather_long_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[str]:
+    """What every rank says, of any length."""
+    group, encoded = _for(group, device), text.encode()
+    (longest,) = largest(group, [float(len(encoded))], device=device)
+    mine = torch.zeros(max(1, int(longest)), dtype=torch.uint8)
+    if encoded:
+        mine[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    return _gathered(group, mine, device=device)
+
+
+def _gathered(group: dist.ProcessGroup, mine: torch.Tensor, *, device: torch.device) -> list[str]:
+    """In one tensor: one for each rank would be many objects where there are many ranks."""
+    mine = mine.to(device)
+    everyone = torch.empty(group.size() * len(mine), dtype=torch.uint8, device=device)
+    wait_until_let_go(lambda: gather_flat(group, everyone, mine), [everyone, mine])
+    rows = everyone.cpu().numpy().reshape(group.size(), -1)
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
+
+
+def largest(group: dist.ProcessGroup, values: list[float], *, device: torch.device) -> list[float]:
+    """The largest of each value over the ranks, such as the time of the slowest."""
+    group = _for(group, device)
+    gathered = torch.tensor(values, dtype=torch.float64).to(device)
+    wait_until_let_go(lambda: group.allreduce([gathered], _of_largest()), [gathered])
+    return [float(value) for value in gathered.tolist()]
+
+
+def _of_largest() -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    return options
+
+
+def _for(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    return for_texts(group) if device == HOST else group
+
+
+def group_device(group: dist.ProcessGroup) -> torch.device:
+    """Where the group's small messages live: on the host, whatever else the group sends."""
+    del group
+    return HOST
+
+
+def payload_device(group: dist.ProcessGroup) -> torch.device:
+    """Where a group's messages are, as far as it tells: the host if it sends what is there.
+
+    Ask on the thread that trains: of several accelerators, its current one is meant.
+    """
+    if group.bound_device_id is not None:
+        return torch.device(group.bound_device_id)
+    carried = devices_carried(group)
+    if HOST.type in carried:
+        return HOST
+    return torch.device(min(carried), torch.accelerator.current_device_index())
+
+
+@torch.no_grad()
+def broadcast_bytes(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Rank 0's, in one message for each device, whatever their types."""
+    of_device: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        of_device.setdefault(tensor.device, []).append(tensor)
+    for held in of_device.values():
+        as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in held]
+        message = torch.cat(as_bytes)
+        begin = partial(group.broadcast, [message])
+        if message.device == HOST:
+            wait_until_let_go(begin, [message])
+        else:
+            wait_for(begin(), Order.BUFFERS_AFTER_BROADCAST)
+        if group.rank() == 0:
+            continue
+        parts = torch.split(message, [part.numel() for part in as_bytes])
+        for tensor, part in zip(held, parts, strict=True):
+            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

@@ -1,0 +1,132 @@
+"""Values as documents: JSON objects that name their schema, strict to read."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from gradweave._src.checks import first_twice
+from gradweave._src.errors import FormatError
+from gradweave._src.upgrades import UPGRADES
+from gradweave._src.vocabulary import is_writable, printable, quoted
+
+Value = TypeVar("Value")
+
+# Of what is wrong with a document: texts in it may be of any length.
+LONGEST_COMPLAINT = 600
+
+
+def to_document(value: object, schema: str) -> dict[str, Any]:
+    return {"schema": schema, **msgspec.to_builtins(value)}
+
+
+def from_document(document: Any, kind: type[Value], *, schema: str, origin: str) -> Value:
+    """Return the value of a document of this schema, or of an older version of it.
+
+    ``origin`` is what error messages call the document, which stays as it is.
+    """
+    origin = printable(origin)
+    found = None
+    if isinstance(document, Mapping):
+        document = dict(document)
+        found = document.pop("schema", None)
+    while isinstance(found, str) and found in UPGRADES:
+        found, upgrade = UPGRADES[found]
+        document = upgrade(document)
+    if found != schema:
+        raise FormatError(f"{origin}: schema: expected {schema!r}, found {quoted(found)}")
+    if (text := _first_unwritable(document)) is not None:
+        raise FormatError(f"{origin}: {quoted(text)} is no text that can be written")
+    try:
+        value = msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        said = printable(_field_first(str(error), document), most=LONGEST_COMPLAINT)
+        raise FormatError(f"{origin}: {said}") from None
+    if missing := _first_missing(document, msgspec.to_builtins(value)):
+        raise FormatError(f"{origin}: {missing} is missing; files have no defaults")
+    return value
+
+
+def parsed(text: str, *, origin: str) -> Any:
+    origin = printable(origin)
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"{origin}: not complete JSON ({error.msg} at line {error.lineno} "
+            f"column {error.colno}); is the file truncated?"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{origin}: {error}") from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON lets a key stand twice and the last one win; a person meant one of them."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        twice = first_twice(key for key, _ in pairs)
+        raise ValueError(f"key {quoted(twice)} stands twice in one object")
+    return document
+
+
+def _first_unwritable(document: Any) -> str | None:
+    """JSON can write half a character, as ``\\ud800``; no file, page or terminal can show it."""
+    left = [document]
+    while left:
+        match left.pop():
+            case str(text) if not is_writable(text):
+                return text
+            case Mapping() as inner:
+                left += inner.keys()
+                left += inner.values()
+            case list() | tuple() as inner:
+                left += inner
+    return None
+
+
+def _field_first(message: str, document: Any) -> str:
+    """msgspec ends with `` - at `$.tensors[3].elements```; people look for the field first."""
+    match = re.fullmatch(r"(.*) - at `\$\.?(.*?)`", message, re.DOTALL)
+    if match is None:
+        return message
+    found = _look_up(document, match[2])
+    value = f", the value is {quoted(found)}" if isinstance(found, str | int | float) else ""
+    return f"{match[2]}: {match[1]}{value}" if match[2] else f"{match[1]}{value}"
+
+
+def _first_missing(found: Any, whole: Any, path: str = "") -> str | None:
+    """The path of a key that ``found`` leaves to a default."""
+    if isinstance(whole, dict):
+        for key, value in whole.items():
+            place = f"{path}.{key}".lstrip(".")
+            missing = place if key not in found else _first_missing(found[key], value, place)
+            if missing:
+                return missing
+    elif isinstance(whole, list | tuple):
+        for index, (one, value) in enumerate(zip(found, whole, strict=True)):
+            if missing := _first_missing(one, value, f"{path}[{index}]"):
+                return missing
+    return None
+
+
+def _look_up(document: Any, path: str) -> Any:
+    try:
+        for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+            document = document[int(index)] if index else document[key]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return document
+
+
+def one_row_per_item(document: dict[str, Any]) -> str:
+    """Short enough to read, and a changed tensor is a changed line in a diff."""
+    fields = []
+    for key, value in document.items():
+        if isinstance(value, list | tuple) and value:
+            rows = ",\n  ".join(json.dumps(item, ensure_ascii=False) for item in value)
+            fields.append(f" {json.dumps(key)}: [\n  {rows}\n ]")
+        else:
+            fields.append(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"

@@ -1,0 +1,42 @@
+"""Clocks of different ranks, made comparable."""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from gradweave._src.comm.small_messages import for_texts
+
+ROUND_TRIPS = 8
+
+
+def clock_offset_s(
+    group: dist.ProcessGroup, *, now_s: Callable[[], float] = time.perf_counter
+) -> float:
+    """What to add to this rank's clock to read rank 0's. Call it on every rank.
+
+    Rank 0 answers each rank with its time; the answer of the fastest round trip is taken to have
+    been given in the middle of it.
+    """
+    group = for_texts(group)  # where whoever waits for a message waits until it is there
+    if group.rank() != 0:
+        best = min(_asked(group, now_s) for _ in range(ROUND_TRIPS))
+        return best[1]
+    for rank in range(1, group.size()):
+        for _ in range(ROUND_TRIPS):
+            message = torch.zeros(1, dtype=torch.float64)
+            group.recv([message], rank, 0).wait()
+            message.fill_(now_s())
+            group.send([message], rank, 0).wait()
+    return 0.0
+
+
+def _asked(group: dist.ProcessGroup, now_s: Callable[[], float]) -> tuple[float, float]:
+    """How long the round trip took, and the offset by it."""
+    message = torch.zeros(1, dtype=torch.float64)
+    sent_s = now_s()
+    group.send([message], 0, 0).wait()
+    group.recv([message], 0, 0).wait()
+    back_s = now_s()
+    return back_s - sent_s, float(message.item()) - (sent_s + back_s) / 2

@@ -1,0 +1,78 @@
+"""A model, its input and its loss from what a user writes on the command line."""
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from gradweave._src.errors import GradweaveError, RequestError
+from gradweave._src.vocabulary import closest
+
+
+def build_model(text: str) -> nn.Module:
+    """``package.module:factory``, called without arguments."""
+    module_name, _, factory_name = text.partition(":")
+    if not module_name or not factory_name:
+        raise RequestError(f"{text!r} names no factory; write it as package.module:factory")
+    with telling(f"cannot import the model {text!r}"):
+        module = importlib.import_module(module_name)
+    factory = getattr(module, factory_name, None)
+    if not callable(factory):
+        close = closest(factory_name, dir(module))
+        meant = "; name a function or class" if close is None else f", did you mean {close}?"
+        raise RequestError(f"{module_name!r} has no factory {factory_name!r}{meant}")
+    with telling(f"{text!r} could not be called without arguments"):
+        model = factory()
+    if not isinstance(model, nn.Module):
+        raise RequestError(f"{text!r} returned a {type(model).__name__}, not a torch module")
+    return model
+
+
+def random_input(text: str) -> torch.Tensor:
+    """``32x3x224x224`` of random numbers, or ``32x128:50000`` of integers below 50000."""
+    match = re.fullmatch(r"(\d{1,9}(?:x\d{1,9})*)(?::(\d{1,12}))?", text, re.ASCII)
+    shape = [int(size) for size in match[1].split("x")] if match else []
+    if match is None or 0 in shape or match[2] == "0":
+        raise RequestError(
+            f"{text!r} is no input; write 32x3x224x224, or 32x128:50000 for integers"
+        )
+    with telling(f"there is no input {text!r}"):
+        if match[2] is None:
+            return torch.randn(shape)
+        return torch.randint(int(match[2]), shape)
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Make whatever goes wrong in a user's code one line, which begins with ``what``."""
+    try:
+        yield
+    except GradweaveError:
+        raise
+    except Exception as error:
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise RequestError(f"{what}: {type(error).__name__}{said and ': '}{said}") from error
+
+
+def loss_of(output: object) -> torch.Tensor:
+    """The output's own loss, or the mean of whatever numbers it has."""
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
+    means = [tensor.mean() for tensor in _tensors(output)]
+    if not means:
+        raise RequestError(f"the model returned {type(output).__name__} without any gradient")
+    return torch.stack(means).sum()
+
+
+def _tensors(output: object) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output] if output.requires_grad else []
+    if isinstance(output, Mapping):
+        return _tensors(list(output.values()))
+    if isinstance(output, Sequence) and not isinstance(output, str):
+        return [tensor for part in output for tensor in _tensors(part)]
+    return []

@@ -1,0 +1,37 @@
+"""What to time and what came of it; without torch, so that launchers need not wait for it."""
+
+from msgspec import Struct
+
+from gradweave._src.costs import Link
+from gradweave._src.vocabulary import Operation
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """To time every algorithm on every size, for every operation, is what a rank is asked."""
+
+    operations: tuple[Operation, ...]
+    algorithms: tuple[str, ...]
+    sizes: tuple[int, ...]  # bytes
+    repeats: int
+    link: Link  # what to expect of a transfer, for algorithms that choose a block size
+    nodes_per_rack: int | None = None  # None: racks are not known
+
+    @property
+    def timings(self) -> int:
+        return len(self.operations) * len(self.algorithms) * len(self.sizes)
+
+
+class Timing(Struct, frozen=True, kw_only=True):
+    """One operation by one algorithm on one size; times are of the slowest rank."""
+
+    op: Operation
+    algorithm: str
+    ranks: int
+    bytes: int
+    median_s: float
+    p10_s: float
+    p90_s: float
+    repeats: int
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+    correct: bool

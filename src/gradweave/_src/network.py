@@ -1,0 +1,383 @@
+"""What a message costs: measured curves, fitted lines, or links and a topology."""
+
+from collections.abc import Iterator
+from functools import reduce
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gradweave._src import notebook
+from gradweave._src.checks import require_not_negative, require_text
+from gradweave._src.compression import EXCHANGE_NAMES, Compression
+from gradweave._src.costs import (
+    FREE,
+    Cost,
+    Curve,
+    Level,
+    Line,
+    Links,
+    Share,
+    Total,
+    closed_form,
+    has_formula,
+    sparse_closed_form,
+)
+from gradweave._src.costs.sparse import selection
+from gradweave._src.errors import RequestError, UnknownCost
+from gradweave._src.travel import Travel, parse_travel
+from gradweave._src.vocabulary import Beside, Operation, parse_spec, size_text, time_text
+
+
+class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one operation by one collective costs among one number of workers.
+
+    A collective may be an exchange of sparse gradients, such as ``gtopk:0.001``, or one of rounded
+    gradients, such as ``ring+bf16``. The cost is over the bytes of the dense message in float32;
+    rounding is in it, selecting is not.
+
+    Attributes:
+        operation: "all-reduce", "broadcast", "reduce", "reduce-scatter" or "all-gather".
+        collective: by which.
+        workers: among how many.
+        beside: "compute" where it was measured beside computing, otherwise "nothing".
+        cost: how long a message keeps the next one waiting.
+        latency_s: how much later it arrives, for messages that follow each other closely overlap.
+
+    Raises:
+        RequestError: if a number is out of range.
+
+    Examples:
+        >>> cost = gradweave.CollectiveCost(
+        ...     operation="all-reduce",
+        ...     collective="native",
+        ...     workers=4,
+        ...     cost=gradweave.Line(startup_s=0.001, s_per_byte=1e-8),
+        ... )
+    """
+
+    operation: Operation
+    collective: str
+    workers: int
+    beside: Beside = "nothing"  # what the workers did meanwhile
+    cost: Line | Curve
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_text(self, "collective")
+        require_not_negative(self, "latency_s")
+        try:
+            parse_travel(self.collective)
+        except RequestError as error:
+            raise ValueError(f"collective: {error}") from None
+        if self.workers < 2:  # noqa: PLR2004
+            raise ValueError(f"workers must be at least 2, got {self.workers}")
+
+
+class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What messages cost, by what was measured or fitted where it can, otherwise by formula.
+
+    Where a cost was measured beside compute that is the price, for this is when gradients travel.
+    ``calibrate`` and `gradweave calibrate` measure one, ``load_network`` finds a shipped one.
+
+    Attributes:
+        name: what it is called.
+        source: where the numbers come from, in words.
+        costs: what was measured or fitted.
+        links: what formulas compute with.
+        selection_s_per_element: to find the largest gradients, where only they travel.
+
+    Raises:
+        ValueError: if neither costs nor links are given, or a cost stands twice.
+
+    Examples:
+        >>> network = gradweave.Network(
+        ...     name="mine",
+        ...     source="made up",
+        ...     costs=(
+        ...         gradweave.CollectiveCost(
+        ...             operation="all-reduce",
+        ...             collective="native",
+        ...             workers=4,
+        ...             cost=gradweave.Line(startup_s=0.001, s_per_byte=1e-8),
+        ...         ),
+        ...     ),
+        ... )
+        >>> network.known_workers
+        (4,)
+    """
+
+    name: str
+    source: str  # where the numbers come from, for people
+    costs: tuple[CollectiveCost, ...] = ()
+    links: Links | None = None
+    selection_s_per_element: float = 0.0  # to find the largest gradients, where only they travel
+
+    def __post_init__(self) -> None:
+        require_text(self, "name")
+        require_not_negative(self, "selection_s_per_element")
+        if not self.costs and self.links is None:
+            raise ValueError("costs and links are both missing; a network needs one of them")
+        seen = set()
+        for known in self.costs:
+            what = (known.operation, known.collective, known.workers, known.beside)
+            if what in seen:
+                raise ValueError(
+                    f"costs: {_what(*what[:2])} for {what[2]} workers beside {what[3]} stands twice"
+                )
+            seen.add(what)
+
+    @property
+    def summary(self) -> str:
+        """What the network knows, in a few words."""
+        known = []
+        if self.costs:
+            names = dict.fromkeys(entry.collective for entry in self.costs)
+            counts = ", ".join(str(count) for count in self.known_workers)
+            known.append(f"{', '.join(names)} with {counts} workers")
+        if self.links is not None:
+            known.append(f"links of {', '.join(map(_link_text, self.links.levels))}")
+        return "; ".join(known)
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return a row for each measured point, fitted line and link, for a data frame."""
+        return [*self._cost_rows(), *self._link_rows()]
+
+    def _cost_rows(self) -> Iterator[dict[str, object]]:
+        for entry in self.costs:
+            what = {
+                "operation": entry.operation,
+                "collective": entry.collective,
+                "workers": entry.workers,
+                "beside": entry.beside,
+            }
+            if isinstance(entry.cost, Line):
+                startup_s, s_per_byte = entry.cost.startup_s, entry.cost.s_per_byte
+                yield {"kind": "line", **what, **_numbers(startup_s, s_per_byte)}
+                continue
+            for nbytes, seconds in zip(entry.cost.nbytes, entry.cost.measured_s, strict=True):
+                point = {"nbytes": nbytes, "seconds": seconds}
+                yield {"kind": "point", **what, **_numbers(None, None), **point}
+
+    def _link_rows(self) -> Iterator[dict[str, object]]:
+        nobody = dict.fromkeys(("operation", "collective", "workers", "beside"))
+        for level in () if self.links is None else self.links.levels:
+            link = level.link
+            members = {"workers": level.members}
+            yield {
+                "kind": "link",
+                **nobody,
+                **members,
+                **_numbers(link.latency_s, link.s_per_byte),
+            }
+
+    def __repr__(self) -> str:
+        return f"Network({self.name!r}, {self.summary})"
+
+    def _repr_html_(self) -> str:
+        return notebook.table(repr(self), self.rows())
+
+    def beside_nothing(self) -> "Network":
+        """Return what messages cost while the workers' processors are idle."""
+        alone = tuple(entry for entry in self.costs if entry.beside == "nothing")
+        if self.collectives and not any(map(_is_dense, alone)):
+            raise UnknownCost(f"network {self.name!r} was measured beside compute only")
+        return replace(self, costs=alone)
+
+    def cost(
+        self,
+        operation: Operation,
+        collective: str,
+        *,
+        workers: int,
+        compression: Compression | None = None,
+    ) -> Cost:
+        """Return seconds over bytes; over those of the dense message where it is compressed."""
+        if workers < 1:
+            raise UnknownCost(f"workers must be at least 1, got {workers}")
+        if operation == "all-reduce":
+            phases = self.phases(collective, workers=workers, compression=compression)
+            costs = tuple(cost for _, cost in phases)
+            return costs[0] if len(costs) == 1 else _total(costs)
+        if compression is not None:
+            raise UnknownCost(f"{compression} thins out an all-reduce, not a {operation}")
+        return self._dense_cost(operation, collective, workers)
+
+    def phases(
+        self, collective: str, *, workers: int, compression: Compression | None = None
+    ) -> tuple[tuple[str, Cost], ...]:
+        """Return what a gradient message does: an all-reduce, or first a push and then a pull."""
+        is_whole = self._measured("all-reduce", collective) or not _has_servers(collective)
+        if compression is not None and compression.rounding is not None:
+            cost = self._rounded_cost(Travel(collective, compression), workers)
+            return ((f"{compression} all-reduce", cost),)
+        if compression is not None:
+            self._check_known(collective)
+            exchange = (str(compression), self._sparse_cost(compression, workers))
+            if self.selection_s_per_element == 0 or workers == 1:
+                return (exchange,)
+            return (("select", selection(self.selection_s_per_element)), exchange)
+        if is_whole:
+            return (("all-reduce", self._dense_cost("all-reduce", collective, workers)),)
+        return (
+            ("push", self._dense_cost("reduce", collective, workers)),
+            ("pull", self._dense_cost("broadcast", collective, workers)),
+        )
+
+    def seconds(
+        self, operation: Operation, collective: str, *, nbytes: float, workers: int
+    ) -> float:
+        """Return what a message of so many bytes takes."""
+        cost = self.cost(operation, collective, workers=workers)
+        return float(cost.seconds(np.array([nbytes], dtype=np.float64))[0])
+
+    def latency_s(
+        self,
+        collective: str,
+        *,
+        workers: int,
+        operation: Operation = "all-reduce",
+        compression: Compression | None = None,
+    ) -> float:
+        """Return how much later a message has arrived than the next could leave."""
+        entry = self._entries(operation, collective).get(workers)
+        if compression is not None and compression.rounding is not None:
+            rounded = self._entries(operation, str(Travel(collective, compression)))
+            entry = rounded.get(workers, entry)
+        return 0.0 if entry is None else entry.latency_s
+
+    @property
+    def default_collective(self) -> str:
+        """The collective that messages take unless they are told otherwise."""
+        return self.default_for("all-reduce")
+
+    def default_for(self, *operations: Operation) -> str:
+        """Return the first collective that all of these were measured or fitted with.
+
+        Without one it is the ring.
+        """
+        of_all = (n for n in self.collectives if all(self._entries(op, n) for op in operations))
+        return next(of_all, "ring")
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """The collectives that were measured or fitted with whole gradients as they are."""
+        return tuple(dict.fromkeys(entry.collective for entry in self.costs if _is_dense(entry)))
+
+    @property
+    def travels(self) -> tuple[Travel, ...]:
+        """The ways that were measured or fitted for whole gradients, rounded ones included."""
+        whole = (entry.collective for entry in self.costs if not _is_sparse(entry))
+        return tuple(map(parse_travel, dict.fromkeys(whole)))
+
+    @property
+    def known_workers(self) -> tuple[int, ...]:
+        """The numbers of workers it was measured or fitted with; links may know any other."""
+        return tuple(sorted({entry.workers for entry in self.costs}))
+
+    def _measured(self, operation: Operation, collective: str) -> dict[int, Cost]:
+        """What is known of it without links, by number of workers."""
+        return {count: entry.cost for count, entry in self._entries(operation, collective).items()}
+
+    def _entries(self, operation: Operation, collective: str) -> dict[int, CollectiveCost]:
+        asked = (
+            entry
+            for entry in self.costs
+            if (entry.operation, entry.collective) == (operation, collective)
+        )
+        # Of two for one number of workers the last stays: the one beside compute.
+        return {entry.workers: entry for entry in sorted(asked, key=_is_beside_compute)}
+
+    def _dense_cost(self, operation: Operation, collective: str, workers: int) -> Cost:
+        measured = self._measured(operation, collective)
+        if workers in measured:
+            return measured[workers]
+        if measured and (self.links is None or not has_formula(operation, collective)):
+            if workers == 1:
+                return FREE
+            counts = ", ".join(str(count) for count in sorted(measured))
+            raise UnknownCost(
+                f"network {self.name!r} knows {_what(operation, collective)} for {counts} "
+                f"workers, not for {workers}"
+            )
+        if self.links is None:
+            known = sorted({_what(entry.operation, entry.collective) for entry in self.costs})
+            raise UnknownCost(
+                f"network {self.name!r} does not know {_what(operation, collective)}; "
+                f"it knows {', '.join(known)}"
+            )
+        # Priced for two at least, so that a wrong name is found with one worker too.
+        formula = closed_form(operation, collective, self.links, max(2, workers))
+        return FREE if workers == 1 else formula
+
+    def _rounded_cost(self, travel: Travel, workers: int) -> Cost:
+        """Return what was measured, or what fewer bytes would cost.
+
+        To the same collective, or to the default one where nothing is known of it.
+        """
+        measured = self._measured("all-reduce", str(travel))
+        if workers in measured:
+            return measured[workers]
+        assert travel.compression is not None
+        is_known = self.links is not None or self._measured("all-reduce", travel.collective)
+        by = travel.collective if is_known else self.default_collective
+        dense = self._dense_cost("all-reduce", by, workers)
+        share = Share(dense, travel.compression.wire_share)
+        return share.line(0.0) if isinstance(dense, Line) else share
+
+    def _sparse_cost(self, compression: Compression, workers: int) -> Cost:
+        measured = self._measured("all-reduce", str(compression))
+        if workers in measured:
+            return measured[workers]
+        if self.links is None:
+            raise UnknownCost(
+                f"network {self.name!r} has no links, so the exchange of {compression} has no "
+                "price; take a network with links"
+            )
+        if workers == 1:
+            return FREE
+        return sparse_closed_form(compression, self.links, workers)
+
+    def _check_known(self, collective: str) -> None:
+        """That there is such a collective, also where its price is not asked for."""
+        if not self._measured("all-reduce", collective):
+            self._dense_cost("all-reduce", collective, 1)
+
+
+def _total(costs: tuple[Cost, ...]) -> Cost:
+    """Lines make a line, which is planned for faster."""
+    lines = [cost for cost in costs if isinstance(cost, Line)]
+    if len(lines) < len(costs):
+        return Total(costs)
+    return reduce(Line.plus, lines)
+
+
+def _is_dense(entry: CollectiveCost) -> bool:
+    return not _is_sparse(entry) and parse_travel(entry.collective).compression is None
+
+
+def _is_sparse(entry: CollectiveCost) -> bool:
+    return parse_spec(entry.collective).name in EXCHANGE_NAMES
+
+
+def _is_beside_compute(entry: CollectiveCost) -> bool:
+    return entry.beside == "compute"
+
+
+def _has_servers(collective: str) -> bool:
+    return parse_spec(collective).name == "parameter-server"
+
+
+def _numbers(startup_s: float | None, s_per_byte: float | None) -> dict[str, object]:
+    """Those of a line or a link, beside those of a point."""
+    return {"nbytes": None, "seconds": None, "startup_s": startup_s, "s_per_byte": s_per_byte}
+
+
+def _link_text(level: Level) -> str:
+    link = level.link
+    rate = f"{size_text(1 / link.s_per_byte)}/s" if link.s_per_byte else "any rate"
+    return f"{time_text(link.latency_s)} and {rate}"
+
+
+def _what(operation: str, collective: str) -> str:
+    return f"{operation} by {collective!r}"

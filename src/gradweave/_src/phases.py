@@ -1,0 +1,40 @@
+"""What a rank does in a step, and how long that takes it."""
+
+from typing import Literal, get_args
+
+from msgspec import Struct
+
+from gradweave._src.checks import require_not_negative
+
+Phase = Literal["input", "forward", "backward", "network"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class Phases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One step of one rank; together they are the whole of it.
+
+    A step begins where the one before it ended. *input* is all that lies between two passes:
+    the optimizer's step, and waiting for data. The loss belongs to *backward*. *network* is what
+    this rank spends waiting for messages while it computes nothing.
+    """
+
+    input_s: float
+    forward_s: float
+    backward_s: float
+    network_s: float
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "input_s", "forward_s", "backward_s", "network_s")
+
+    @property
+    def step_s(self) -> float:
+        return self.input_s + self.forward_s + self.backward_s + self.network_s
+
+    @property
+    def compute_s(self) -> float:
+        """What other ranks may have to wait for."""
+        return self.input_s + self.forward_s + self.backward_s
+
+    def seconds(self, phase: Phase) -> float:
+        seconds: float = getattr(self, f"{phase}_s")
+        return seconds

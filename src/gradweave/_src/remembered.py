@@ -1,0 +1,83 @@
+"""What one run leaves to the next: a recipe, beside everything that its plan depends on."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from math import prod
+
+import msgspec
+from msgspec import Struct
+
+from gradweave._src.errors import PlanMismatch
+from gradweave._src.recipe import Recipe
+from gradweave._src.vocabulary import Passes
+
+
+class ParameterKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A parameter, as far as a plan knows it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class PlanKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that a plan depends on: where any of it is another, so may be the best plan.
+
+    Not what only watching can tell, such as how large batches are and how busy the network is.
+    """
+
+    parameters: tuple[ParameterKey, ...]  # whose gradients travel, in the order of declaration
+    hosts: tuple[int, ...]  # where each rank is; see ``numbered``
+    devices: tuple[str, ...]  # of what kind each rank's is
+    backend: str
+    passes: Passes
+    planner: str
+    collective: str
+    compression: str | None  # all of its settings, as Python writes them
+    precision: str
+    caps_bytes: tuple[int, int]  # of the first bucket without a plan, and of all others
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    gradweave: str  # which version of it, and so for torch
+    torch: str
+
+    def __post_init__(self) -> None:
+        if not self.hosts or len(self.hosts) != len(self.devices):
+            raise ValueError(
+                f"hosts and devices must be one for each rank, got {len(self.hosts)} and "
+                f"{len(self.devices)}"
+            )
+
+    @property
+    def digest(self) -> str:
+        """The same for equal keys, on any machine; a name for a file."""
+        return sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+    def why_not(self, other: "PlanKey") -> str | None:
+        """Say what the other one has that this one has not; None where they are equal."""
+        fields = self.__struct_fields__
+        changed = [name for name in fields if getattr(self, name) != getattr(other, name)]
+        return f"it was made for other {', '.join(changed)}" if changed else None
+
+
+class Remembered(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A recipe that says what it is for, so that a file of any name cannot be mistaken."""
+
+    key: PlanKey
+    recipe: Recipe
+
+    def __post_init__(self) -> None:
+        key, recipe, plan = self.key, self.recipe, self.recipe.plan
+        if why := recipe.why_not(workers=len(key.hosts), device=key.devices[0]):
+            raise PlanMismatch(f"recipe: {why}")
+        if plan.passes != key.passes:
+            raise PlanMismatch(f"recipe: its plan is for {plan.passes}, not for {key.passes}")
+        plan.check_fits({parameter.name: prod(parameter.shape) for parameter in key.parameters})
+        plan.check_describes(recipe.trace)
+
+
+def numbered(hosts: Sequence[str]) -> tuple[int, ...]:
+    """Which ranks share a host, whatever hosts are called: the first one seen is 0, the next 1."""
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    return tuple(numbers[host] for host in hosts)

@@ -1,0 +1,71 @@
+"""How the page's charts are drawn: by Vega-Lite, to SVG, when the page is made.
+
+Colours are the page's variables, so that they follow light and dark. Each mark says what it shows
+in its description, which the page shows on hover and focus. SVG cannot hold every character, so
+names go through ``chart_of`` and ``in_order``.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+
+import altair as alt
+
+from gradweave._src.vocabulary import all_printable, printable
+
+Row = Mapping[str, str | float]
+
+# Widths in pixels of a chart beside another one, and of one on a telephone.
+WIDE, NARROW = 540, 324
+
+SERIES = tuple(f"var(--b{number})" for number in range(8))
+
+
+def chart_of(rows: Sequence[Row]) -> alt.Chart:
+    return alt.Chart(alt.InlineData(values=all_printable(rows)))
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """How rows of these names are sorted: as they are written in them."""
+    return [printable(name) for name in names]
+
+
+def colours_of(field: str, colours: Mapping[str, str]) -> alt.Color:
+    return alt.Color(
+        f"{field}:N",
+        scale=alt.Scale(domain=in_order(list(colours)), range=list(colours.values())),
+        legend=alt.Legend(
+            title=None,
+            orient="top",
+            columns=min(len(colours), 2),
+            labelLimit=220,
+            symbolType="circle",
+            symbolStrokeWidth=0,
+        ),
+    )
+
+
+def dashes_of(field: str, dashes: Mapping[str, Sequence[int]]) -> alt.StrokeDash:
+    return alt.StrokeDash(
+        f"{field}:N",
+        scale=alt.Scale(domain=in_order(list(dashes)), range=list(dashes.values())),
+        legend=None,
+    )
+
+
+def as_svg(chart: alt.LayerChart, width: int, *, height: int) -> str:
+    """Draw a chart that is as wide as asked for, axes and labels included."""
+    finished = chart.properties(
+        width=width,
+        height=height,
+        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+        padding={"left": 12, "right": 18, "top": 2, "bottom": 2},
+    ).configure(
+        background="transparent",
+        font="system-ui, sans-serif",
+        view=alt.ViewConfig(stroke=None),
+        axis=alt.AxisConfig(labelFontSize=12, titleFontSize=12, titleFontWeight="normal"),
+        legend=alt.LegendConfig(labelFontSize=12, columnPadding=28),
+    )
+    text = io.StringIO()
+    finished.save(text, format="svg")
+    return text.getvalue()

@@ -1,0 +1,106 @@
+"""What a run comes to, in sentences: the page says these before it shows anything."""
+
+from gradweave._src.compression import DEFAULT_DENSITY, EXCHANGE_NAMES
+from gradweave._src.report.folders import Folder
+from gradweave._src.report.runtimes import BASELINE, OURS, is_lossy
+from gradweave._src.results import Losses, LossSeries, Result
+from gradweave._src.runs import Run
+
+# Medians that differ by less are equally fast, on machines that do something else besides.
+EQUALLY_FAST = 0.02
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return milliseconds as text, which is empty where nobody knows."""
+    return "" if seconds is None else f"{1e3 * seconds:,.1f}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def headline(run: Run) -> str:
+    """What Gradweave by itself gains, or what was fastest; of runtimes that change nothing."""
+    rows = [row for row in run.results.rows if not _is_lossy(row, run)] or [*run.results.rows]
+    fastest = min(rows, key=lambda row: row.iteration_s)
+    ours = next((row for row in rows if row.runtime == OURS), None)
+    named = ours or fastest
+    was = "took" if ours is not None or len(rows) == 1 else "was the fastest, with"
+    said = (
+        f"{named.runtime} {was} {milliseconds(named.iteration_s)} ms an iteration (median)"
+        f"{_waiting(named)}{_compared(named)}."
+    )
+    if fastest.iteration_s < (1 - EQUALLY_FAST) * named.iteration_s:
+        said += f" {fastest.runtime} took {milliseconds(fastest.iteration_s)} ms."
+    return said
+
+
+def _waiting(row: Result) -> str:
+    if row.exposed_s is None:
+        return ""
+    return f", {row.exposed_s / row.iteration_s:.0%} of it waiting for the network"
+
+
+def _compared(row: Result) -> str:
+    if row.speedup is None or row.runtime == BASELINE:
+        return ""
+    return f": {row.speedup:.2f} times as fast as {BASELINE}"
+
+
+def _is_lossy(row: Result, run: Run) -> bool:
+    return is_lossy(row.runtime, run.plans.get(row.runtime))
+
+
+def about_lossy(folder: Folder) -> str | None:
+    """What changes the training stands apart, with what it has learnt; None where nothing does."""
+    rows = [row for row in folder.run.results.rows if _is_lossy(row, folder.run)]
+    if not rows:
+        return None
+    said = "; ".join(
+        f"{row.runtime}, {milliseconds(row.iteration_s)} ms{_compared(row)}, "
+        f"{_learnt(row.runtime, folder.losses)}"
+        for row in rows
+    )
+    change = "it changes" if len(rows) == 1 else "they change"
+    return f"Apart, because {change} what is learnt: {said}."
+
+
+def _learnt(runtime: str, losses: Losses | None) -> str:
+    series = () if losses is None else losses.series
+    lossy = next((one for one in series if one.label in _labels(runtime)), None)
+    exact = next((one for one in series if not is_lossy(one.label)), None)
+    if lossy is None:
+        return "whose loss is not known here"
+    beside = "" if exact is None else f" beside {_last_loss(exact)} of {exact.label}"
+    return f"whose loss after {counted(lossy.steps[-1], 'step')} is {_last_loss(lossy)}{beside}"
+
+
+def _labels(runtime: str) -> set[str]:
+    """``gtopk`` and ``gtopk:0.001`` are one."""
+    if runtime not in EXCHANGE_NAMES:
+        return {runtime}
+    return {runtime, f"{runtime}:{DEFAULT_DENSITY:g}"}
+
+
+def _last_loss(series: LossSeries) -> str:
+    return f"{series.losses[-1]:.4f}"
+
+
+def about(folder: Folder) -> str:
+    """What was trained, and where."""
+    trace, network, row = folder.run.trace, folder.run.network, folder.run.results.rows[0]
+    priced = "What messages cost is not known"
+    if network is not None:
+        priced = f"Network {network.name} ({network.source})"
+    return (
+        f"{trace.name}: {counted(len(trace.tensors), 'gradient tensor')}, "
+        f"{trace.nbytes.sum() / 1e6:,.1f} MB; times {trace.origin} ({trace.source}). "
+        f"{_where(row)}. {priced}."
+    )
+
+
+def _where(row: Result) -> str:
+    rate = "" if row.rate is None else f", links of {row.rate}"
+    if row.nodes is None or row.ranks_per_node is None:
+        return f"{counted(row.workers, 'worker')}{rate}"
+    return f"{counted(row.nodes, 'node')} with {counted(row.ranks_per_node, 'worker')} each{rate}"

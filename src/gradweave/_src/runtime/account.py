@@ -1,0 +1,73 @@
+"""What a wrapper's planning has found, for whoever outlives the wrapper."""
+
+import weakref
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from gradweave._src.plan import Plan
+from gradweave._src.recipe import Recipe
+from gradweave._src.runtime.driver import Driver
+from gradweave._src.session.explain import explanation
+from gradweave._src.session.findings import Findings, Stage
+from gradweave._src.session.session import Session
+
+
+class PlanningAccount:
+    """What tells the same as the wrapper whose planning it is of, and outlives that wrapper.
+
+    ``account()`` of a wrapper returns it. It keeps nothing of torch's alive, so libraries that drop
+    their wrapper at the end of a training can still say what was found.
+    """
+
+    def __init__(
+        self,
+        session: Session | None,
+        driver: Driver | None,
+        *,
+        why_unplanned: str | None,
+        workers: int,
+        device: str,
+        baseline: str,
+    ) -> None:
+        self._session = session
+        self._driver = None if driver is None else weakref.ref(driver)
+        self._why_unplanned, self._baseline = why_unplanned, baseline
+        self._workers, self._device = workers, device
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that is carried out; None while it is being found, and where nothing is planned.
+
+        While densities warm up it is the best one for the present density.
+        """
+        return self.findings().plan
+
+    def findings(self) -> Findings:
+        """Return what planning has found out so far."""
+        if self._session is None:
+            return Findings(stage=Stage.SETTLED, note=self._why_unplanned)
+        found = self._session.findings
+        driver = None if self._driver is None else self._driver()
+        if driver is None or driver.is_over:
+            return found
+        return replace(found, steps=driver.steps)
+
+    def explain(self, *, who_is_slow: Sequence[str] = ()) -> str:
+        """Say what was measured, what was tried, what was chosen, and what that gains."""
+        return explanation(
+            self.findings(),
+            workers=self._workers,
+            baseline=self._baseline,
+            who_is_slow=who_is_slow,
+        )
+
+    def recipe(self) -> Recipe:
+        """Return what a restart can be given as ``plan``; RequestError where there is none yet."""
+        return self.findings().recipe(
+            workers=self._workers, device=self._device, why_not=self.explain()
+        )
+
+    def recipe_text(self) -> str:
+        """Return the recipe as checkpoints keep it; an empty text where there is none yet."""
+        return self.recipe().to_text() if self.findings().are_reusable else ""

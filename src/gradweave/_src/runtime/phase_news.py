@@ -1,0 +1,98 @@
+"""What ranks tell each other of how long their phases take.
+
+Now and then, through the store and without waiting for anybody, so that one rank can say by itself
+who is slow; and all together when all are asked.
+"""
+
+from collections.abc import Callable, Sequence
+from socket import gethostname
+from time import monotonic
+
+import msgspec
+import torch.distributed as dist
+from msgspec import Struct
+
+from gradweave._src.comm.small_messages import gather_long_text, group_device
+from gradweave._src.errors import RequestError
+from gradweave._src.phases import Phases
+from gradweave._src.runtime.noticeboard import Noticeboard
+from gradweave._src.runtime.step_clock import StepClock
+from gradweave._src.session.slow_ranks import LEAST_STEPS, Typical, typical
+
+# Medians take half a millisecond: of many steps, and of seconds, that is nothing.
+TOLD_EVERY_STEPS, TOLD_EVERY_S = 50, 2.0
+TOPIC = "phases"
+
+
+class RankNews(Struct, frozen=True, kw_only=True):
+    """One rank's phases, as far as it has seen whole steps."""
+
+    host: str
+    steps: int
+    typical: Typical | None  # None: too few steps
+
+
+def news_of(steps: Sequence[Phases]) -> RankNews:
+    return RankNews(host=gethostname(), steps=len(steps), typical=typical(steps))
+
+
+def gather_news(group: dist.ProcessGroup, own: RankNews) -> list[RankNews]:
+    """What every rank says; call it on every rank."""
+    text = msgspec.json.encode(own).decode()
+    texts = gather_long_text(group, text, device=group_device(group))
+    return [msgspec.json.decode(text, type=RankNews) for text in texts]
+
+
+def known_typical(everyone: Sequence[RankNews]) -> list[Typical]:
+    """Of all ranks, or raise RequestError alike on all of them where one has seen too little."""
+    found = []
+    for rank, news in enumerate(everyone):
+        if news.typical is None:
+            raise RequestError(
+                f"it takes {LEAST_STEPS} steps to tell who is slow, and rank {rank} has seen the "
+                f"whole of {news.steps}; ask again later (compiled wrappers are not seen)"
+            )
+        found.append(news.typical)
+    return found
+
+
+class PhaseNews:
+    """This rank's news, told in the background of its training, and what others have told."""
+
+    def __init__(
+        self, board: Noticeboard, clock: StepClock, *, now_s: Callable[[], float] = monotonic
+    ) -> None:
+        self.told_at = 0  # at so many forward passes
+        self._board, self._clock, self._now_s = board, clock, now_s
+        self._next_at, self._next_s = TOLD_EVERY_STEPS, 0.0
+        self._is_heard = True
+
+    def forward_begins(self) -> None:
+        """Nearly always that is all."""
+        if self._clock.begun >= self._next_at:
+            self._next_at = self._clock.begun + TOLD_EVERY_STEPS
+            self._tell()
+
+    def heard(self) -> list[RankNews] | None:
+        """What all ranks have told last; None while some have not."""
+        try:
+            texts = self._board.everyone(TOPIC)
+        except (RuntimeError, OSError):  # of the store
+            return None
+        if texts is None:
+            return None
+        return [msgspec.json.decode(text, type=RankNews) for text in texts]
+
+    def _tell(self) -> None:
+        now_s = self._now_s()
+        if now_s < self._next_s or not self._is_heard:
+            return
+        self._next_s = now_s + TOLD_EVERY_S
+        news = news_of(self._clock.phases())
+        if news.typical is None:
+            return
+        try:
+            self._board.say(TOPIC, msgspec.json.encode(news).decode())
+        except (RuntimeError, OSError):  # the store is gone, and training goes on
+            self._is_heard = False
+        self.told_at = self._clock.begun

@@ -1,0 +1,266 @@
+"""What every wrapper tells about itself."""
+
+import logging
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from msgspec.structs import replace
+from torch import nn
+
+from gradweave._src.comm.small_messages import broadcast_text, group_device
+from gradweave._src.device_order import is_capturing
+from gradweave._src.errors import RequestError
+from gradweave._src.measure.link_bursts import link_transfers
+from gradweave._src.measure.spans import SpanRecorder, aligned_timelines
+from gradweave._src.plan import Plan
+from gradweave._src.recipe import Recipe
+from gradweave._src.runtime.account import PlanningAccount
+from gradweave._src.runtime.driver import Driver
+from gradweave._src.runtime.keeping import (
+    Folder,
+    gather_notes,
+    rank_notes,
+    script_name,
+    tensors_of,
+    write_on_rank_0,
+)
+from gradweave._src.runtime.metrics import LiveNumbers, Metrics
+from gradweave._src.runtime.phase_news import PhaseNews, gather_news, known_typical, news_of
+from gradweave._src.runtime.plan_cache import PlanCache
+from gradweave._src.runtime.plan_source import device_name
+from gradweave._src.runtime.step_clock import KEPT_STEPS, StepClock
+from gradweave._src.session.findings import Findings
+from gradweave._src.session.healing import Sent
+from gradweave._src.session.kept_run import RankNotes, Training
+from gradweave._src.session.link_times import link_times
+from gradweave._src.session.session import Session
+from gradweave._src.session.slow_ranks import (
+    LEAST_STEPS,
+    SlowRank,
+    sentences,
+    slow_network,
+    slow_ranks,
+)
+from gradweave._src.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+
+class Planned:
+    """A wrapper that plans itself: what it has found, and what it does."""
+
+    module: nn.Module
+    process_group: dist.ProcessGroup
+    _session: Session | None  # None: nothing is planned, for this reason
+    _driver: Driver | None  # None: planning is over
+    _why_unplanned: str | None
+    _baseline: str  # what is sent without a plan, in words
+    _device: torch.device
+    _plan_cache: PlanCache | None  # None: nothing is kept for other runs
+    _clock: StepClock | None  # None: this is a copy
+    _numbers: LiveNumbers | None  # None: this is a copy
+    _news: PhaseNews | None  # None: ranks cannot tell each other, or there is only one
+    _slow_ranks: tuple[SlowRank, ...] = ()  # when all ranks were last asked
+    _asked_at: int = -1  # at so many forward passes
+    _recorder: SpanRecorder | None
+    _clock_offset_s: float
+
+    def account(self) -> PlanningAccount:
+        """Return what tells of this wrapper's planning, now and when the wrapper is gone."""
+        return PlanningAccount(
+            self._session,
+            self._driver,
+            why_unplanned=self._why_unplanned,
+            workers=self.process_group.size(),
+            device=device_name(self._device),
+            baseline=self._baseline,
+        )
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that is carried out; None while it is being found, and where nothing is planned.
+
+        While densities warm up it is the best one for the present density.
+        """
+        return self.account().plan
+
+    def findings(self) -> Findings:
+        """Return what planning has found out, and who was slow when ``slow_ranks`` was called."""
+        return replace(self.account().findings(), slow_ranks=self._slow_ranks)
+
+    def explain(self) -> str:
+        """Say what was measured, tried and chosen, what that gains, and who is slow."""
+        return self.account().explain(who_is_slow=self._who_is_slow())
+
+    def slow_ranks(self, *, steps: int = KEPT_STEPS) -> tuple[SlowRank, ...]:
+        """Return the ranks that let all others wait, the worst first; none where that may be noise.
+
+        Call it on every rank, between two steps. Ranks compare what their last ``steps`` steps took
+        them, phase by phase, and send messages from host to host, for less than a second, to see
+        whether one link is slow.
+
+        Raises:
+            RequestError: if ``steps`` is not between 20 and 64, or the wrapper is a copy.
+        """
+        if not LEAST_STEPS <= steps <= KEPT_STEPS:
+            raise RequestError(f"steps must be between {LEAST_STEPS} and {KEPT_STEPS}, got {steps}")
+        if self._clock is None:
+            raise RequestError("this is a copy, which does not look at its clock; ask the original")
+        group = self.process_group
+        if group.size() == 1:
+            return ()
+        everyone = gather_news(group, news_of(self._clock.phases()[-steps:]))
+        ranks, hosts = known_typical(everyone), [news.host for news in everyone]
+        links = link_times(link_transfers(group, hosts))
+        found = slow_ranks(ranks, hosts=hosts, links=links, sent=self._sent())
+        # Rank 0's, for all: clocks do not agree on what was read from them.
+        text = broadcast_text(
+            group, msgspec.json.encode(found).decode(), device=group_device(group)
+        )
+        self._asked_at = self._clock.begun
+        self._slow_ranks = msgspec.json.decode(text, type=tuple[SlowRank, ...])
+        return self._slow_ranks
+
+    def _who_is_slow(self) -> list[str]:
+        """By what ranks have told each other since all were asked, or by the answer to that."""
+        news = self._news
+        heard = news.heard() if news is not None and news.told_at > self._asked_at else None
+        if heard is None:
+            return sentences(self._slow_ranks)
+        ranks, sent = known_typical(heard), self._sent()
+        found = slow_ranks(ranks, hosts=[one.host for one in heard], sent=sent)
+        hint = None if sent is None else slow_network(ranks, sent)
+        return [*sentences(found), *([] if hint is None else [hint])]
+
+    def _sent(self) -> Sent | None:
+        """What a step sends, where all of that is known."""
+        found = self.findings()
+        if found.trace is None or found.plan is None or found.network is None:
+            return None
+        return Sent(
+            trace=found.trace,
+            plan=found.plan,
+            network=found.network,
+            workers=self.process_group.size(),
+        )
+
+    def recipe(self) -> Recipe:
+        """Return what a restart can be given as ``plan``; RequestError where there is none yet."""
+        return self.account().recipe()
+
+    def timeline(self) -> Timeline:
+        """Return the last step as this rank saw it; it needs ``timeline=True``."""
+        return self._recorded().timeline()
+
+    def timelines(self) -> list[Timeline]:
+        """Return the last step on every rank, on one clock.
+
+        Call it on every rank, between two steps. It needs ``timeline=True``. Where parameters are
+        gathered, the step begins at the end of the one before, which is where forward begins then.
+        """
+        return aligned_timelines(self._recorded(), self.process_group, self._clock_offset_s)
+
+    def metrics(self) -> Metrics:
+        """Return a few numbers of the last step, flat, for whatever draws curves.
+
+        Call it in every step: no other rank is asked, and nothing is waited for. What nobody knows
+        yet is left out.
+        """
+        found = self.findings()
+        if self._numbers is None:
+            return {"stage": str(found.stage)}
+        return self._numbers.of(
+            stage=str(found.stage), messages=self._messages(), predicted=found.predicted
+        )
+
+    def save_run(self, folder: Folder, *, losses: Any = None) -> None:
+        """Keep what is known of this training as the folder of a run, for `gradweave report`.
+
+        Call it on every rank, between two steps; rank 0 writes, and takes the place of what it had
+        written there before. ``losses`` are rank 0's, a number for each step since the model was
+        wrapped, or pairs of step, counted from 0, and loss. Measured timelines are in the folder
+        where the model was wrapped with timeline=True. Whatever goes wrong is raised on all ranks.
+        """
+        clock, group = self._clock, self.process_group
+        if clock is None:
+            raise RequestError("this is a copy, which notes nothing; save the wrapper that trains")
+        notes_timelines = self._recorder is not None
+        ranks = gather_notes(
+            group, lambda: rank_notes(clock, notes_timelines=notes_timelines), RankNotes
+        )
+        notes_timelines = all(rank.notes_timelines for rank in ranks)
+        timelines = self.timelines() if notes_timelines else []
+
+        def training() -> Training:
+            found = self.findings()
+            order = () if found.trace is None else tuple(t.name for t in found.trace.tensors)
+            return Training(
+                runtime=self._runtime,
+                command=script_name(),
+                findings=found,
+                explanation=self.explain(),
+                tensors=tensors_of(self._trained()),
+                model=type(self.module).__name__,
+                plan=self._present_plan(order),
+                step_s=tuple(clock.all_step_s()),
+                stages=tuple(clock.stages),
+                ranks=ranks,
+                timelines=tuple(timelines),
+            )
+
+        write_on_rank_0(group, folder, losses, training)
+        if not notes_timelines and group.rank() == 0:
+            logger.warning(
+                "%s has no measured timelines; they need the wrapper's timeline=True", folder
+            )
+
+    @property
+    def _runtime(self) -> str:
+        """What benchmarks call a wrapper like this one."""
+        raise NotImplementedError
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """Whose gradients travel, as they were declared."""
+        raise NotImplementedError
+
+    def _messages(self) -> int | None:
+        """How many are sent in a step; None: not known yet."""
+        raise NotImplementedError
+
+    def _present_plan(self, order: tuple[str, ...]) -> Plan:
+        """What is sent now, also without a plan, where ``order`` is that of gradients, if known.
+
+        Raise RequestError where nobody knows.
+        """
+        raise NotImplementedError
+
+    def _recorded(self) -> SpanRecorder:
+        if self._recorder is None:
+            raise RequestError("nothing was noted; wrap the model with timeline=True")
+        return self._recorder
+
+
+class Captures:
+    """Whether a pass becomes part of a graph: it is then neither timed nor planned.
+
+    What a graph replays goes by no code of ours, so buckets stay what they are.
+    """
+
+    def __init__(self, device: torch.device, clock: StepClock) -> None:
+        self._device, self._clock = device, clock
+        self._has_told = False
+
+    def has_begun(self, *, is_planning: bool) -> bool:
+        """Ask it where a pass or a step begins or ends."""
+        if torch.compiler.is_compiling() or not is_capturing(self._device):
+            return False
+        self._clock.looks_away()
+        if is_planning and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "a graph is captured before planning has ended: its buckets stay what they are; "
+                "capture after the plan is settled, or give plan="
+            )
+        return True

@@ -1,0 +1,230 @@
+"""What happened to a wrapped model, in a few sentences."""
+
+from collections.abc import Sequence
+
+from gradweave._src.advice import Option, faster_with_same_batch
+from gradweave._src.network import CollectiveCost, Network
+from gradweave._src.plan import Plan
+from gradweave._src.session.commands import (
+    Command,
+    FindCandidates,
+    Install,
+    PriceCompression,
+    Probe,
+    Record,
+    TakeSteps,
+    TimeSteps,
+)
+from gradweave._src.session.findings import Findings, Stage
+from gradweave._src.session.trials import Trial
+from gradweave._src.simulation import simulate
+from gradweave._src.trace import Trace
+from gradweave._src.vocabulary import printable
+
+# More would not be read.
+MOST_OTHER_WAYS = 3
+
+
+def explanation(
+    found: Findings,
+    *,
+    workers: int,
+    baseline: str = "torch's own buckets",
+    who_is_slow: Sequence[str] = (),
+) -> str:
+    """Say how messages travel and why so; ``baseline`` is what travels without a plan."""
+    worth = [] if found.worth is None else [str(found.worth)]
+    how = _how(found, workers, baseline)
+    lines = [*how, *worth, *_other_ways(found, workers), *who_is_slow]
+    return "\n".join(map(printable, lines))  # plans, networks and hosts have others' names
+
+
+def _how(found: Findings, workers: int, baseline: str) -> list[str]:
+    """How messages travel, and why so."""
+    waits = "" if found.waits_for is None else f"; waits for {found.waits_for}"
+    if found.is_whole:
+        unknown = [] if found.note is None else [f"Whether that pays is unknown: {found.note}."]
+        if found.stage is not Stage.SETTLED:
+            unknown = [f"Whether that pays is not known yet: {found.stage}{waits}."]
+        return ["The whole model travels as one sparse message.", *unknown]
+    plan = found.plan
+    if plan is not None and found.stage is Stage.WARMING_UP:
+        until = "until the density is the last one"
+        return [f"{_buckets(plan)}, planned by {plan.planner}, {until}; step {found.steps}{waits}."]
+    if found.stage is not Stage.SETTLED:
+        return _so_far(found, workers, baseline)
+    if plan is None:
+        return [f"{baseline} stay: {found.note}."]
+    if found.trace is None or found.network is None or not found.trials:
+        how = "as given" if found.is_given else f"planned by {plan.planner}"
+        since = ", remembered from an earlier run" if found.is_remembered else ""
+        return [f"{_buckets(plan)}, {how}{since}."]
+    return [
+        _measured(found, found.trace, workers),
+        *_tried(found, plan, baseline),
+        *_gain(found.trials, plan, found.trace, found.network, workers=workers, baseline=baseline),
+        *_kept(found, baseline),
+        *_cost(found),
+    ]
+
+
+_WAITED_FOR: dict[type[Command], str] = {
+    FindCandidates: "plans to be computed",
+    TakeSteps: "the next density",
+    PriceCompression: "the price of compression",
+    Install: "other buckets",
+}
+
+
+def waiting_for(command: Command) -> str:
+    """What a session that has asked for this waits for, in words."""
+    match command:
+        case Record():
+            return f"{command.steps} steps in which it is noted when gradients are ready"
+        case Probe():
+            sizes = ", ".join(f"{size:,}" for size in command.sizes_bytes)
+            return f"messages of {sizes} bytes beside the training"
+        case TimeSteps():
+            return f"{command.settling_steps + command.steps} steps to be timed"
+        case _:
+            return _WAITED_FOR[type(command)]
+
+
+def planning_ended(found: Findings, *, baseline: str) -> str:
+    """Say in a line for the log what was chosen, what it gains and what planning has cost."""
+    assert found.plan is not None
+    chosen = f"{_buckets(found.plan)}, planned by {found.plan.planner}"
+    gain = "" if found.gain is None else f", {found.gain:.2f}x as fast as {baseline}"
+    why = "" if found.note is None else f" ({found.note})"
+    return f"planning ended: {chosen}{gain}{why}; {_taken(found)}"
+
+
+def _so_far(found: Findings, workers: int, baseline: str) -> list[str]:
+    step = "" if found.most_steps is None else f", step {found.steps} of at most {found.most_steps}"
+    waits = "" if found.waits_for is None else f"; waits for {found.waits_for}"
+    lines = [f"No plan yet: {found.stage}{step}{waits}."]
+    if found.trace is not None:
+        lines.append(_measured(found, found.trace, workers))
+    if found.network is not None:
+        lines.append(_learnt(found.network, workers))
+    if found.baseline_step_s is not None:
+        lines.append(f"A step takes {found.baseline_step_s * 1e3:.1f} ms with {baseline}.")
+    return lines
+
+
+def _learnt(network: Network, workers: int) -> str:
+    def said(entry: CollectiveCost) -> str:
+        line = entry.cost.line(entry.cost.known_to_bytes)
+        return (
+            f"{entry.operation} by {entry.collective} {line.startup_s * 1e3:.1f} ms and "
+            f"{line.s_per_byte * 1e9:.1f} ms per MB"
+        )
+
+    prices = "; ".join(said(entry) for entry in network.costs if entry.workers == workers)
+    return f"Messages cost: {prices}."
+
+
+def _taken(found: Findings) -> str:
+    if found.planning_s is None or found.planning_steps is None:
+        return "nothing was planned"
+    taken = f"planning took {found.planning_steps} steps, {found.planning_s:.1f} s"
+    if found.regret_steps is None:
+        return taken
+    return f"{taken}, {max(0.0, found.regret_steps):.1f} steps longer than with the plan"
+
+
+def _cost(found: Findings) -> list[str]:
+    return [] if found.planning_s is None else [f"{_taken(found).capitalize()}."]
+
+
+def _kept(found: Findings, baseline: str) -> list[str]:
+    return [] if found.note is None else [f"{_sentence(baseline)} stay: {found.note}."]
+
+
+def _other_ways(found: Findings, workers: int) -> list[str]:
+    """What would be faster by what is known of the network, and how to switch the fastest on.
+
+    Nothing where that was said already, as a verdict on compression, and beside both passes, which
+    is such a way itself.
+    """
+    trace, network, now = found.trace, found.network, found.predicted
+    if found.stage is not Stage.SETTLED or trace is None or network is None or now is None:
+        return []
+    if found.worth is not None or (found.plan is not None and found.plan.passes == "both"):
+        return []
+    faster = faster_with_same_batch(
+        trace,
+        network,
+        workers=workers,
+        than_s=found.step_of_s(now.iteration_s),
+        passes=found.passes,
+    )
+    if not faster:
+        return []
+    said = ", ".join(map(_said, faster[:MOST_OTHER_WAYS]))
+    return [f"Among other ways, predicted: {said}; {faster[0].name} by {faster[0].code}."]
+
+
+def _said(option: Option) -> str:
+    return f"{option.name} {option.step_s * 1e3:.1f} ms ({option.gain:.2f}x, {option.changes})"
+
+
+def _sentence(text: str) -> str:
+    """Return the text with a capital at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
+def _measured(found: Findings, trace: Trace, workers: int) -> str:
+    each = "" if found.passes == 1 else f" in each of {found.passes} passes"
+    return (
+        f"Measured: {len(trace.tensors)} gradients, {trace.nbytes.sum() / 1e6:.1f} MB; "
+        f"forward {trace.forward_s * 1e3:.1f} ms, backward {trace.backward_s * 1e3:.1f} ms{each}; "
+        f"{workers} workers."
+    )
+
+
+def _tried(found: Findings, plan: Plan, baseline: str) -> list[str]:
+    lines = []
+    of = "an iteration" if found.passes == 1 else f"a step of {found.passes} passes"
+    for trial in found.trials:
+        tried = trial.candidate.plan
+        name = baseline if trial.candidate.is_baseline else tried.planner
+        times = " and ".join(f"{taken_s * 1e3:.1f}" for taken_s in trial.rounds_s)
+        lines.append(
+            f"Tried: {name}, {_buckets(tried)}: predicted "
+            f"{found.step_of_s(trial.candidate.predicted_s) * 1e3:.1f} ms {of}, a step took "
+            f"{times} ms{' (chosen)' if tried == plan else ''}."
+        )
+    return lines
+
+
+def _gain(
+    trials: Sequence[Trial],
+    plan: Plan,
+    trace: Trace,
+    network: Network,
+    *,
+    workers: int,
+    baseline: str,
+) -> list[str]:
+    unplanned = next(trial for trial in trials if trial.candidate.is_baseline)
+    chosen = next(trial for trial in trials if trial.candidate.plan == plan)
+    if chosen is unplanned:
+        return []
+    before_s, now_s = (
+        simulate(trace, one, network, workers=workers).exposed_s
+        for one in (unplanned.candidate.plan, plan)
+    )
+    ratio = unplanned.step_s / chosen.step_s
+    exposed = f"{before_s * 1e3:.1f} ms with {baseline}, {now_s * 1e3:.1f} ms now"
+    return [
+        f"Chosen: {_buckets(plan)}, planned by {plan.planner}.",
+        f"A step is {ratio:.2f}x as fast as with {baseline}.",
+        f"Communication that nothing hides, predicted: {exposed}.",
+    ]
+
+
+def _buckets(plan: Plan) -> str:
+    ways = sorted({str(bucket.travel) for bucket in plan.buckets})
+    count = len(plan.buckets)
+    return f"{count} message{'s' if count > 1 else ''} by {', '.join(ways)}"

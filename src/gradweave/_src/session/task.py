@@ -1,0 +1,54 @@
+"""What a planning session is to find a plan for."""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from gradweave._src.compression import Compression
+from gradweave._src.planning.baselines import TORCH_BYTES, TORCH_FIRST_BYTES
+from gradweave._src.vocabulary import Passes
+
+# Beyond every warm-up.
+LAST_STEP = 1 << 60
+# The first step after a change allocates.
+SETTLING_STEPS = 1
+# Until all ranks have been told what came of the last ones.
+AGREEING_STEPS = 2
+# What planning may take: so many visits of plans, and this for recording and learning.
+MOST_VISITS_OF_PLANS, STEPS_BEFORE_VISITS = 10, 25
+
+
+class PlanningTask(Struct, frozen=True, kw_only=True):
+    """What a session is to find a plan for; the same on every rank."""
+
+    workers: int
+    planner: str = "optimal"
+    passes: Passes = "backward"
+    collective: str = "native"  # by which messages travel without a plan
+    rivals: tuple[str, ...] = ()  # other collectives that plans may use
+    roundings: tuple[str, ...] = ()  # and ways that round gradients, such as ring+bf16
+    record_steps: int = 5
+    trial_steps: int = 4  # 0: the prediction is trusted
+    replan_when: float | None = None
+    watches_briefly: bool = False  # whether to plan again is asked in the first steps only
+    baseline: str = "torch's own buckets"  # what every plan is compared with, in words
+    baseline_caps_bytes: tuple[int, int] = (TORCH_FIRST_BYTES, TORCH_BYTES)  # the first's, others'
+    keeps_declared_order: bool = False  # of gradients, turned round
+    compression_at: Callable[[int], Compression] | None = None  # by training step
+    mixes_dense: bool = False  # buckets that are not thinned out with some that are
+    is_whole_model: bool = False  # which travels as one sparse message, whatever that costs
+
+    @property
+    def visit_steps(self) -> int:
+        """How many are timed each time that a plan runs."""
+        return max(1, self.trial_steps)
+
+    @property
+    def steps_per_visit(self) -> int:
+        return SETTLING_STEPS + self.visit_steps + AGREEING_STEPS
+
+    @property
+    def most_steps(self) -> int:
+        """After which planning ends with the best plan so far."""
+        visits = MOST_VISITS_OF_PLANS * self.steps_per_visit
+        return STEPS_BEFORE_VISITS + self.record_steps + visits

@@ -1,0 +1,93 @@
+"""Two plans in real training steps: who stays.
+
+A noisy machine makes steps fast or slow by chance, and for a while. So a challenger and the plan
+that it is to replace run in turn, and what counts are the differences between neighbours. A clear
+gain ends it at once, and where there is none the one that was there first stays.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from itertools import chain, pairwise, zip_longest
+from statistics import mean, median
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gradweave._src.session.candidates import Candidate
+
+# What is slower by more in each of its first two steps is dropped there and then.
+CLEARLY_WORSE = 0.15
+LEAST_STEPS = 2
+# A challenger that is faster by more in its first visit has won; one that is not was expected to
+# be, so it gets another. Of several visits a smaller difference is clear.
+CLEAR_AT_ONCE, CLEAR_IN_TURN = 0.06, 0.03
+# How often each of two close plans runs at most.
+MOST_VISITS = 3
+# A challenger must be faster by more in the end.
+TRIAL_NOISE = 0.01
+
+
+class Visit(Struct, frozen=True, kw_only=True):
+    """A few steps in a row with one plan; each took as long as on the slowest rank."""
+
+    steps_s: tuple[float, ...]
+    is_noted: bool  # when messages were ready and done: a hook notes that, and takes some time
+
+    @property
+    def step_s(self) -> float:
+        """The median step of this visit."""
+        return median(self.steps_s)
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    """A candidate in real training steps; ``Findings.trials`` has those that were tried."""
+
+    candidate: Candidate
+    visits: tuple[Visit, ...] = ()
+
+    @property
+    def rounds_s(self) -> tuple[float, ...]:
+        """The median step of each visit."""
+        return tuple(visit.step_s for visit in self.visits)
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes; as it is without a hook, where that is known."""
+        plain_s = [visit.step_s for visit in self.visits if not visit.is_noted]
+        return mean(plain_s or self.rounds_s)
+
+    def with_visit(self, visit: Visit) -> "Trial":
+        """Return the trial with one more visit."""
+        return replace(self, visits=(*self.visits, visit))
+
+
+class Outcome(Enum):
+    FASTER = "the challenger is faster"
+    NOT_FASTER = "the challenger is not faster"
+    CLOSE = "they have to run again"
+
+
+def outcome(
+    challenger_s: Sequence[float], champion_s: Sequence[float], *, is_last: bool = False
+) -> Outcome:
+    """Of median steps in the order of visits; the champion's first came first, then by turns.
+
+    ``is_last``: nobody can run again. What was seen once must then be as clear as ever.
+    """
+    in_turn = [s for s in chain(*zip_longest(champion_s, challenger_s)) if s is not None]
+    # As shares of a champion's step; negative where the challenger is faster.
+    differences = [
+        (after_s / before_s - 1) * (1 if number % 2 == 0 else -1)
+        for number, (before_s, after_s) in enumerate(pairwise(in_turn))
+    ]
+    # A machine that changes its speed once makes one outlier; and nobody wins who took longer.
+    both = (median(differences), mean(challenger_s) / mean(champion_s) - 1)
+    is_only = len(challenger_s) == 1
+    if is_only:
+        is_clear = max(both) < -CLEAR_AT_ONCE
+    else:
+        is_clear = max(both) < -CLEAR_IN_TURN or min(both) > CLEAR_IN_TURN
+    if not (is_clear or is_last) and len(challenger_s) < MOST_VISITS:
+        return Outcome.CLOSE
+    least = CLEAR_AT_ONCE if is_only else TRIAL_NOISE
+    return Outcome.FASTER if max(both) < -least else Outcome.NOT_FASTER

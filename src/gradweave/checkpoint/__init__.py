@@ -1,5 +1,0 @@
-"""Trainings in checkpoints of torch.distributed.checkpoint: whole, or refused."""
-
-from gradweave.checkpoint.training_state import TrainingState, saved_recipe
-
-__all__ = ["TrainingState", "saved_recipe"]

@@ -1,5 +1,0 @@
-"""Running collectives on torch process groups."""
-
-from gradweave.comm.communicator import Communicator, host_topology
-
-__all__ = ["Communicator", "host_topology"]

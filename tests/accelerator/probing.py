@@ -1,0 +1,70 @@
+"""Messages beside a training on the simulated accelerator, and whether they began too early."""
+
+import time
+from unittest.mock import patch
+
+import torch
+from accelerator import sim, trainings
+from accelerator.trainings import here, plan_of
+
+from gradweave import DistributedDataParallel
+from gradweave._src.clocks import DeviceClock
+from gradweave._src.comm.own_group import OwnGroup
+from gradweave._src.runtime.announcements import Announcements
+from gradweave._src.runtime.noticeboard import Noticeboard
+from gradweave._src.runtime.queued_probing import QueuedProbing
+from gradweave._src.session.commands import Probe
+
+MOST_STEPS = 200
+QUEUED = 20  # kernels that the device has still to do when probes are queued
+
+
+def probed(group, ways):
+    """What came of it on this rank, and what began before the step that it follows was over."""
+    device, clock, early = here(group), DeviceClock(here(group)), []
+    own = OwnGroup(group, None)
+    announcements = Announcements(Noticeboard(group), clock, device)
+    wrapped = DistributedDataParallel(trainings.network(device), plan=plan_of(2, 3))
+    optimizer = trainings.optimizer_of(wrapped)
+    data = trainings.batches(device, group.rank(), 1)
+    command = Probe(
+        ways=ways, sizes_bytes=(1024, 4096), surely=1, within_s=60.0, within_bytes=1 << 30
+    )
+    probing = QueuedProbing(command, own, announcements, clock=clock, device=device, name="probe")
+    with patch.object(QueuedProbing, "_begin", _noting(QueuedProbing._begin, early)):
+        for _ in range(MOST_STEPS):
+            trainings.take_step(wrapped, optimizer, data)
+            announcements.pass_over()
+            probing.step_over()
+            if probing.part() is not None:
+                break
+    part = probing.part()
+    probing.close()
+    own.close()
+    return part, early
+
+
+def _noting(begin, early):
+    def noted(self, announced):
+        if not announced.sizes_bytes:
+            begin(self, announced)
+            return
+        sim.keep_kernels()
+        for _ in range(QUEUED):
+            torch.zeros(1, device=self._device)
+        asked_ns = time.monotonic_ns()
+        begin(self, announced)
+        self._stream.synchronize()
+        ran = sim.kernels()
+        sim.keep_kernels(keep=False)
+        current = sim.stream_number(torch.accelerator.current_stream(self._device))
+        own = sim.stream_number(self._stream)
+        over_ns = max(k.end_ns for k in ran if k.stream == current and k.launched_ns < asked_ns)
+        early.extend(
+            f"{kernel.op} began before the step was over"
+            for kernel in ran
+            if kernel.stream == own and kernel.launched_ns > asked_ns > 0
+            if kernel.start_ns < over_ns
+        )
+
+    return noted
