@@ -1,16 +1,18 @@
 """What sparsified training learns, on real data: ``python benchmarks/convergence.py OUTPUT``.
 
 Four workers, three seeds, dense and gTop-k. Writes OUTPUT.json (every epoch of every training),
-OUTPUT.md (tables) and OUTPUT.svg (curves). Two and a half hours on two cores. A training that
-OUTPUT.json has is not run again, so an interrupted command can be repeated. ``--full`` takes whole
-widths and the paper's epochs, on the same data: days on two cores. ``--again`` writes the page anew
-and trains nothing. ``--losses RUN`` puts the curves of the experiment named by ``--only`` into a
-run's folder, for `gradweave report RUN`.
+OUTPUT.md (tables) and OUTPUT.svg (curves). Six hours on two cores: a training of ResNet-20 takes
+about eleven minutes, VGG-16 seven, the LSTM four, a small CNN one or, for ``densities-longer``,
+two. A training that OUTPUT.json has is not run again, so an interrupted command can be repeated.
+``--full`` takes whole widths and the paper's epochs, on the same data: days on two cores.
+``--again`` writes the page anew and trains nothing. ``--losses RUN`` puts the curves of the
+experiment named by ``--only`` into a run's folder, for `gradweave report RUN`.
 """
 
 import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -22,12 +24,14 @@ from msgspec.structs import replace
 
 from gradweave._src import files
 from gradweave._src.bench.convergence import Epoch, Momentum, Outcome, Training, train_to_the_end
+from gradweave._src.compression import ExchangeName
 from gradweave._src.lab import Cluster, ClusterSpec
 from gradweave._src.results import Losses
 
 WORKERS = 4
 SEEDS = (0, 1, 2)
 DENSE = "dense"
+LOSSY: ExchangeName = "gtopk-tree-lossy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class Experiment:
     dense: Training
     densities: tuple[float, ...]
     momenta: tuple[Momentum, ...] = ("masked",)
+    # With the paper's own tree, which forgets some of what it drops, and the first seed only.
+    lossy_densities: tuple[float, ...] = ()
     seeds: tuple[int, ...] = SEEDS
     full: Training  # of the whole width, with the papers' epochs, on the same data
 
@@ -51,6 +57,10 @@ class Experiment:
                 for density in self.densities
                 for momentum in self.momenta
             ),
+            *(
+                replace(dense, density=density, momentum=self.momenta[0], exchange=LOSSY)
+                for density in (self.lossy_densities if seed == SEEDS[0] else ())
+            ),
         ]
 
     def title_of(self, *, full: bool) -> str:
@@ -62,7 +72,13 @@ class Experiment:
         return [
             one
             for one in everything.outcomes
-            if replace(one.training, density=None, momentum=wanted.momentum, seed=wanted.seed)
+            if replace(
+                one.training,
+                density=None,
+                momentum=wanted.momentum,
+                exchange=wanted.exchange,
+                seed=wanted.seed,
+            )
             == wanted
         ]
 
@@ -108,6 +124,10 @@ DENSITIES = replace(
     clip_norm=2.0,
     warmup_epochs=0.5,
 )
+# Enough epochs for the warm-up to be a small part of them, and nothing that treats densities apart.
+LONGER = replace(
+    SMALL_CNN, experiment="densities-longer", epochs=8, learning_rate=0.03, warmup_epochs=1
+)
 CHAR_LSTM = Training(
     experiment="char-lstm",
     model="char-lstm",
@@ -125,12 +145,14 @@ EXPERIMENTS = {
         title="Small CNN on Fashion-MNIST, 60,000 images",
         dense=SMALL_CNN,
         densities=(0.005, 0.001),
+        lossy_densities=(0.005, 0.001),
         full=replace(SMALL_CNN, epochs=20, warmup_epochs=4),
     ),
     "resnet20": Experiment(
         title="ResNet-20 on 10,000 images of CIFAR-10",
         dense=RESNET20,
-        densities=(0.005,),
+        densities=(0.005, 0.001),
+        lossy_densities=(0.005, 0.001),
         full=replace(
             RESNET20, crop=None, epochs=140, batch_size=32, learning_rate=0.1, warmup_epochs=4
         ),
@@ -140,13 +162,15 @@ EXPERIMENTS = {
         dense=CHAR_LSTM,
         densities=(0.005,),
         momenta=("corrected",),
+        lossy_densities=(0.005,),
         full=replace(CHAR_LSTM, epochs=40, warmup_epochs=4),
     ),
     "vgg16": Experiment(
         title="VGG-16 of a quarter of its width on 10,000 images of CIFAR-10",
         full_title="VGG-16 on 10,000 images of CIFAR-10",
         dense=VGG16,
-        densities=(0.005,),
+        densities=(0.005, 0.001),
+        lossy_densities=(0.005, 0.001),
         full=replace(
             VGG16, width=64, epochs=140, batch_size=32, learning_rate=0.1, warmup_epochs=4
         ),
@@ -158,11 +182,41 @@ EXPERIMENTS = {
         seeds=SEEDS[:1],
         full=replace(DENSITIES, epochs=20, warmup_epochs=4),
     ),
+    "densities-longer": Experiment(
+        title="Densities side by side (the paper's Fig. 12): small CNN, longer, without clipping",
+        dense=LONGER,
+        densities=(0.05, 0.005, 0.001, 0.0005),
+        full=replace(LONGER, epochs=40, warmup_epochs=4),
+    ),
+}
+
+
+def _without_decay(name: str, title: str) -> Experiment:
+    """With one and the same optimizer, dense and sparse."""
+    known = EXPERIMENTS[name]
+    dense, full = (
+        replace(training, experiment=f"{name}-equal", weight_decay=0.0)
+        for training in (known.dense, known.full)
+    )
+    return dataclass_replace(
+        known,
+        title=title,
+        full_title="",
+        dense=dense,
+        full=full,
+        lossy_densities=(),
+        seeds=SEEDS[:1],
+    )
+
+
+EXPERIMENTS |= {
+    "resnet20-equal": _without_decay("resnet20", "ResNet-20 as above, without weight decay"),
+    "vgg16-equal": _without_decay("vgg16", "VGG-16 as above, without weight decay"),
 }
 
 
 class Everything(Struct, frozen=True, kw_only=True):
-    made_with: str
+    made_with: dict[str, str]  # by experiment
     outcomes: list[Outcome]
 
 
@@ -177,18 +231,23 @@ def wanted(names: Iterable[str], seeds: Iterable[int], *, full: bool) -> list[Tr
     ]
 
 
+def note_commit(made_with: dict[str, str], experiment: str, now: str) -> None:
+    """Beside what the experiment's other trainings were made with."""
+    before = made_with.get(experiment, "")
+    if now not in before:
+        made_with[experiment] = f"{before} {now}".strip()
+
+
 def train(trainings: list[Training], data: Path, raw: Path) -> None:
     known = known_outcomes(raw)
     outcomes, now = list(known.outcomes), made_with()
-    # Those that are known were made with something else.
-    all_made_with = (
-        known.made_with if now in known.made_with else f"{known.made_with} {now}".strip()
-    )
+    all_made_with = dict(known.made_with)
     done = [outcome.training for outcome in outcomes]
     ahead = [training for training in trainings if training not in done]
 
     def keep(outcome: Outcome) -> None:
         outcomes.append(outcome)
+        note_commit(all_made_with, outcome.training.experiment, now)
         everything = Everything(made_with=all_made_with, outcomes=outcomes)
         text = msgspec.json.format(msgspec.json.encode(everything), indent=1).decode()
         files.write_text(raw, text)
@@ -211,14 +270,17 @@ def page(everything: Everything, stem: str, *, full: bool) -> str:
     lines = [
         "# Convergence with gTop-k",
         "",
-        everything.made_with,
-        "",
         f"Made by `python benchmarks/convergence.py`. {WORKERS} workers on loopback. "
         "Dense runs use torch's own wrapper and SGD with momentum 0.9; gTop-k runs use "
         "`DistributedDataParallel(compression=GTopK(…))` by butterfly over the whole model with "
         "momentum 0.9 (corrected before selection; masked: it restarts where elements were "
         "applied), the paper's densities of warm-up (0.25, 0.0725, 0.015, 0.004; none "
-        "below the final one), and otherwise the same settings, seeds and epochs. All ranks of "
+        "below the final one), and otherwise the same settings, seeds and epochs. Two things "
+        "cannot be the same where momentum is corrected before selection: weight decay is added "
+        "after it, ten times as strong, which is what momentum makes of it in the long run; and "
+        "gradient norms are clipped on each worker, before selection, where dense runs clip the "
+        "mean. `-equal` experiments have neither. `gtopk-tree-lossy` is the paper's own tree, "
+        "which forgets some of what it drops. All ranks of "
         f"{sum(outcome.same_weights for outcome in shown)} of {len(shown)} trainings ended with "
         "the same bits.",
     ]
@@ -226,7 +288,7 @@ def page(everything: Everything, stem: str, *, full: bool) -> str:
         dense = experiment.full if full else experiment.dense
         if found:
             lines += ["", f"## {experiment.title_of(full=full)}", "", _settings(found, dense), ""]
-            lines += _table(found)
+            lines += [*_table(found), "", everything.made_with.get(dense.experiment, "")]
     if shown:
         lines += [
             "",
@@ -378,7 +440,7 @@ def main() -> None:
 
 def known_outcomes(raw: Path) -> Everything:
     if not raw.exists():
-        return Everything(made_with="", outcomes=[])
+        return Everything(made_with={}, outcomes=[])
     return msgspec.json.decode(raw.read_bytes(), type=Everything)
 
 

@@ -29,7 +29,7 @@ from gradweave import CollectiveCost, Network, Tensor, Trace, load_trace
 from gradweave._src import files
 from gradweave._src.costs import Level, Line, Link, Links, flat
 
-PRESETS = Path(__file__).parents[1] / "src" / "gradweave" / "presets"
+PRESETS = Path(__file__).parents[1] / "src" / "gradweave" / "_src" / "presets"
 
 # googlenet-k80: 1.43 G multiply-accumulates forward, 64 images, backward 205.3 ms and forward half
 # of it. A multiply-accumulate is two operations; backward does twice the work of forward.
@@ -319,6 +319,18 @@ NETWORKS = [
         latency_s=INFINIBAND_LATENCY_S,
         source="BlueConnect, Figs. 1 and 4: 3 GPUs, 2 nodes, 2 switches; "
         + BLUECONNECT_LATENCY.format("7"),
+    ),
+    *(
+        tiered_network(
+            f"tiers-{rate}gbe",
+            members=[4, 10, 25],
+            # Ten hosts share half of what they could send, and so do 25 racks.
+            s_per_byte=[gbytes(15.75), gbit(rate), gbit(5 * rate), gbit(62.5 * rate)],
+            latency_s=15e-6,
+            source=f"nominal: 4 GPUs a host on PCIe gen3 x16, {rate} Gbit/s a host, 10 hosts a "
+            "rack, 25 racks a pod; uplinks of racks and pods half as wide as what is below; 15 us",
+        )
+        for rate in (1, 10, 100)
     ),
 ]
 

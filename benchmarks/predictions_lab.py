@@ -9,6 +9,7 @@ predictions-lab.md and its picture into that folder from OUT.json.
 """
 
 import argparse
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
@@ -29,6 +30,7 @@ from gradweave._src.bench.calibration import (
     calibrate_for_job,
 )
 from gradweave._src.bench.training import Settings, compressions_of, to_measure, train_on_cluster
+from gradweave._src.errors import LabError
 from gradweave._src.lab import Cluster, ClusterSpec
 from gradweave._src.planning import make_plan
 from gradweave._src.report.pricing import price_of
@@ -327,7 +329,7 @@ def main() -> None:
     parser.add_argument("--afresh", action="store_true", help="measure again what is in OUT.json")
     parser.add_argument("--only", help="of this trace alone")
     parser.add_argument("--nodes", type=int, help="on so many nodes alone")
-    parser.add_argument("--cores", type=int, default=2, help="that nodes share (default: 2)")
+    parser.add_argument("--cores", type=int, default=os.cpu_count(), help="that nodes share")
     parser.add_argument("--page", type=Path, metavar="DOCS", help="write the page, measure nothing")
     options = parser.parse_args()
     file = options.output.with_suffix(".json")
@@ -345,8 +347,13 @@ def main() -> None:
         if setting[:4] in known or not is_asked:
             continue
         print(setting.title, flush=True)
-        kept.measured.append(measure(setting, options.runs, options.cores))
-        for row in kept.measured[-1].results:
+        try:
+            measured = measure(setting, options.runs, options.cores)
+        except LabError as error:  # the next time it is tried again
+            print(f"  {error}", flush=True)
+            continue
+        kept.measured.append(measured)
+        for row in measured.results:
             print(f"  {row.runtime}: {_error(row):+.1%}", flush=True)
         files.write_text(file, msgspec.json.format(msgspec.json.encode(kept)).decode() + "\n")
 

@@ -12,7 +12,7 @@ from statistics import mean, stdev
 
 import altair as alt
 import msgspec
-from convergence import Everything, known_outcomes, spread
+from convergence import Everything, known_outcomes, note_commit, spread
 from made_with import made_with
 from msgspec.structs import replace
 
@@ -67,10 +67,7 @@ def trainings(exact: Training, seed: int) -> list[Training]:
 def train(names: list[str], seeds: list[int], data: Path, raw: Path) -> None:
     known = known_outcomes(raw)
     outcomes = known.outcomes
-    # Trainings of several commits are on one page, which names them all.
-    made = known.made_with
-    if made_with() not in made:
-        made = f"{made} {made_with()}".lstrip()
+    made, now = dict(known.made_with), made_with()
     done = [outcome.training for outcome in outcomes]
     wanted = [
         training
@@ -82,6 +79,7 @@ def train(names: list[str], seeds: list[int], data: Path, raw: Path) -> None:
 
     def keep(outcome: Outcome) -> None:
         outcomes.append(outcome)
+        note_commit(made, outcome.training.experiment, now)
         everything = Everything(made_with=made, outcomes=outcomes)
         encoded = msgspec.json.format(msgspec.json.encode(everything), indent=1)
         files.write_text(raw, encoded.decode())
@@ -97,7 +95,7 @@ def page(everything: Everything, stem: str) -> str:
     lines = [
         "# Convergence with rounded gradients",
         "",
-        f"{everything.made_with} Made by `python benchmarks/rounded_convergence.py`.",
+        "Made by `python benchmarks/rounded_convergence.py`.",
         "",
         f"{NODES} emulated nodes at {RATE[:-4]} Mbit/s; equal steps, SGD with momentum 0.9, the "
         "same settings and seeds for all. *dense* is torch's own wrapper. `rounded`, `bf16` and "
@@ -120,6 +118,8 @@ def page(everything: Everything, stem: str) -> str:
                 f"learning rate {exact.learning_rate:g}.",
                 "",
                 *_table(found),
+                "",
+                everything.made_with.get(name, ""),
             ]
     lines += ["", f"![loss over wall time]({stem}.svg)"]
     return "\n".join(lines) + "\n"

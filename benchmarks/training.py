@@ -22,7 +22,13 @@ from msgspec import Struct
 from gradweave import Network, Trace, load_trace
 from gradweave._src import files
 from gradweave._src.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave._src.bench.training import Settings, compressions_of, to_measure, train_on_cluster
+from gradweave._src.bench.training import (
+    Settings,
+    compressions_of,
+    needs_slow_ways,
+    to_measure,
+    train_on_cluster,
+)
 from gradweave._src.lab import Cluster, ClusterSpec
 from gradweave._src.planning.bsp import find_loop
 from gradweave._src.results import Result
@@ -80,6 +86,7 @@ def _calibrated(cluster: Cluster, experiment: Experiment) -> Network:
         largest_bytes=experiment.largest_bytes,
         repeats=experiment.calibrated,
         compressions=compressions_of(experiment.runtimes),
+        keeps_slow=needs_slow_ways(experiment.runtimes),
     )
     return calibrate_cluster(cluster, question).beside_nothing()
 
@@ -126,7 +133,7 @@ def page(everything: Everything, stem: str) -> str:
             lines += [*dict.fromkeys(one.made_with for one in found), ""]
             if experiment.ratios:
                 lines += _compared(experiment, found)
-            elif experiment.name == "sparse":
+            elif experiment.name in {"sparse", "sparse-resnets"}:
                 lines += [*_table(found), "", *_shares(found)]
             elif experiment.name == "loops":
                 lines += _loops(found)

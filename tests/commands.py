@@ -1,17 +1,31 @@
-"""Run a command as a user would; one that hangs is a failure that shows what it had said."""
+"""Run a command as a user would; one that hangs is a failure that shows what it had said.
 
+``run``       any command.
+``python``    a script, in a process forked from a Python that has imported torch: see warm_python.
+``launched``  the same as several ranks, which find what torchrun would have told them.
+``torchrun``  ranks of torchrun itself, each of which imports torch: where torchrun is the point.
+"""
+
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple, Self
 
 # Commands here take seconds, on a busy machine a minute.
 MOST_S = 300.0
 # torchrun ends its ranks when it is asked to end, and gives them half a minute.
 ENDING_S = 45.0
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+WARM_PYTHON = Path(__file__).with_name("warm_python.py")
 
 
 def run(
@@ -54,6 +68,120 @@ def torchrun(
         environment={"OMP_NUM_THREADS": "1", **(environment or {})},
         cwd=cwd,
     )
+
+
+def python(
+    *command: Any,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    most_s: float = MOST_S,
+) -> subprocess.CompletedProcess[str]:
+    """``command`` is a script, -m and a module, or -c and code; and arguments."""
+    with WarmPython(command, environment or {}, cwd) as script:
+        assert wait([script], most_s), f"{command} ran for more than {most_s:g} s: {script.said()}"
+        return subprocess.CompletedProcess(command, script.exit_code(), *script.said())
+
+
+def launched(
+    *command: Any, environment: Mapping[str, str] | None = None, ranks: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """The exit code is that of the first rank to fail, which ends the others."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    world = {**meeting, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    with ExitStack() as stack:
+        scripts = [
+            stack.enter_context(
+                WarmPython(command, {**world, **place_of(rank), **(environment or {})})
+            )
+            for rank in range(ranks)
+        ]
+        waiting, exit_code = list(scripts), 0
+        while waiting:
+            ended = wait(waiting, MOST_S)
+            assert ended, f"{command} hangs: {[script.said() for script in scripts]}"
+            waiting = [script for script in waiting if script not in ended]
+            exit_code = next(filter(None, [exit_code, *(one.exit_code() for one in ended)]), 0)
+            if exit_code != 0:
+                for script in waiting:
+                    script.end(signal.SIGTERM)
+        outs, saids = zip(*(script.said() for script in scripts), strict=True)
+    return subprocess.CompletedProcess(command, exit_code, "".join(outs), "".join(saids))
+
+
+def place_of(rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
+class WarmPython:
+    """A script that runs; multiprocessing waits for its end as for a connection."""
+
+    def __init__(
+        self, command: Sequence[Any], environment: Mapping[str, str], cwd: Path | None = None
+    ) -> None:
+        request = {
+            "command": list(map(str, command)),
+            "environment": {**os.environ, **environment},
+            "folder": str(cwd or Path.cwd()),
+        }
+        self._out, self._said = TemporaryFile(), TemporaryFile()  # noqa: SIM115 closed with us
+        reading, told = os.pipe()
+        files = [self._out.fileno(), self._said.fileno(), told]
+        socket.send_fds(_warm_python().asking, [json.dumps(request).encode()], files)
+        os.close(told)
+        self._told = os.fdopen(reading)
+        self._process_id = int(self._told.readline())
+        self._exit_code: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGKILL)
+        for file in (self._out, self._said, self._told):
+            file.close()
+
+    def fileno(self) -> int:
+        return self._told.fileno()
+
+    def exit_code(self) -> int:
+        """Negative for a signal; waits for the end."""
+        if self._exit_code is None:
+            self._exit_code = int(self._told.readline())
+        return self._exit_code
+
+    def said(self) -> tuple[str, str]:
+        """On stdout and on stderr, until now."""
+        return _text(self._out.fileno()), _text(self._said.fileno())
+
+    def end(self, number: signal.Signals) -> None:
+        """Not where the end has been seen: its id may be another's by now."""
+        if self._exit_code is None and not wait([self], 0):
+            os.kill(self._process_id, number)
+
+
+def _text(file: int) -> str:
+    return os.pread(file, os.fstat(file).st_size, 0).decode()
+
+
+class _WarmPythons(NamedTuple):
+    """Where scripts are asked for. What answers ends when we do, with our end of the socket."""
+
+    asking: socket.socket
+    process: subprocess.Popen[bytes]
+
+
+@cache
+def _warm_python() -> _WarmPythons:
+    asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with asked:
+        number = asked.fileno()
+        process = subprocess.Popen(
+            [sys.executable, WARM_PYTHON, str(number)],
+            pass_fds=[number],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # a thread could not be forked
+        )
+    return _WarmPythons(asking, process)
 
 
 def _end(process: subprocess.Popen[str]) -> tuple[str, str]:

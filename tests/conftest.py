@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -6,6 +7,10 @@ from hypothesis import settings
 
 from gradweave import Network, Tensor, Trace
 from gradweave._src.costs import Link, flat
+
+# Ranks share the cores, as threads or as processes: threads of each of them would only spin. Before
+# torch is imported, and for all that is started.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Two shared cores: a slow example is a busy machine, not a failure.
 settings.register_profile("gradweave", deadline=None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from commands import run
+from commands import python
 
 TRACE_ME, GO_TO_NEXT_CALL, SET_OPTIONS = 0, 24, 0x4200
 DIES_WITH_US = 0x100000
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 def after_kills(case: str, folder: Path, *, most: int = EVERY_CALL) -> dict[str, Any]:
     """What ``main`` prints: stops, what was found how often, unfinished files, what was last."""
-    done = run(sys.executable, "-W", "ignore", __file__, case, folder, most, most_s=MOST_S)
+    done = python(__file__, case, folder, most, most_s=MOST_S)
     if done.returncode == FORBIDDEN:
         pytest.skip("this machine lets nobody trace a process")
     assert done.returncode == 0, done.stderr

@@ -97,6 +97,15 @@ def test_every_part_has_its_layer():
     assert set().union(*LAYERS) == set(modules()) - {"__init__"}
 
 
+def test_the_page_has_the_same_arrow():
+    """Down to what is beside and below ``costs``, which it names in a sentence."""
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+    arrow = page.partition("## One arrow\n\n```\n")[2].partition("\n```")[0]
+    drawn = [set(layer.strip().split(", ")) for layer in arrow.split("──▶")]
+    last = next(place for place, layer in enumerate(LAYERS) if "costs" in layer)
+    assert drawn == [*LAYERS[:last], {"costs"}]
+
+
 def test_imports_follow_the_arrow():
     depth = {part: place for place, layer in enumerate(LAYERS) for part in layer}
     for part, sources in modules().items():
@@ -160,7 +169,7 @@ def test_torchs_private_names_have_one_home():
             allowed = OTHERS_PRIVATE | LIBRARIES_PRIVATE.get(file.name, set())
             assert not private_names(file) - allowed, file
     home = PACKAGE / HOME_OF_PRIVATE_NAMES
-    assert {"_check_reducer_finalized", "_dynamo", "_version"} <= private_names(home)
+    assert {"_check_reducer_finalized", "_version"} <= private_names(home)
 
 
 LIBRARIES = {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"}

@@ -1,4 +1,4 @@
-"""The examples run as their first lines say, until planning has ended."""
+"""The examples run as their first lines say, until a plan has been found."""
 
 import sys
 
@@ -13,8 +13,8 @@ from gradweave._src.cli import main
 from gradweave._src.report.folders import read_folders
 
 
-def torchrun(script, *arguments):
-    done = commands.torchrun(ROOT / "examples" / script, *arguments)
+def trained(script, *arguments):
+    done = commands.launched(ROOT / "examples" / script, *arguments)
     assert done.returncode == 0, done.stderr[-2000:]
     return done
 
@@ -27,10 +27,11 @@ def torchrun(script, *arguments):
     ],
 )
 def test_a_training(script, arguments, first_loss):
-    """Seconds: two ranks import torch, and train until planning has ended."""
-    done = torchrun(script, *arguments, "--steps", "110")  # planning takes 100 of them at most
+    """Seconds: two ranks train until planning has ended."""
+    done = trained(script, *arguments, "--steps", "110")  # planning takes 100 of them at most
     assert f"step 0: loss {first_loss}" in done.stdout
     assert "planning ended: " in done.stderr
+    assert "(chosen)" in done.stdout
     assert "Planning took " in done.stdout
 
 
@@ -38,10 +39,10 @@ def test_a_training(script, arguments, first_loss):
     ("wrapper", "said"), [("gradweave", "\nMeasured: "), ("torch", "'messages': ")]
 )
 def test_a_training_that_leaves_a_run(wrapper, said, tmp_path, capsys):
-    """Seconds: two ranks import torch; then the page."""
+    """Seconds: two ranks train; then the page."""
     run, page, trace = tmp_path / "mine", tmp_path / "report.html", tmp_path / "perfetto.json"
     arguments = ["--wrapper", wrapper, "--steps", "80", "--output", str(run)]
-    done = torchrun("train_cluster.py", *arguments)
+    done = trained("train_cluster.py", *arguments)
     assert "2 ranks, loss 2." in done.stdout
     assert said in done.stdout
     (folder,) = read_folders([run])

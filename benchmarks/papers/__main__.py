@@ -17,7 +17,8 @@ CHAPTERS: Mapping[str, Callable[[], Chapter]] = {
 OPENING = """
     The results of five papers, computed again with Gradweave and printed beside the papers' own
     numbers. **This page and its pictures are generated; do not edit them.** `make results` writes
-    them anew from the shipped traces and networks, in seconds; the same inputs give the same bytes.
+    them anew from the shipped traces, networks and measurements, in a minute; the same inputs give
+    the same bytes.
 """
 
 KINDS = [
@@ -37,6 +38,8 @@ KINDS = [
     captions and tables print, and with nothing read off a curve.""",
     """Conclusions drawn from the numbers are checked against them when the page is made: if one
     were no longer true, `make results` would fail.""",
+    """A *band* is what becomes of a ratio while latency or compute times differ from ours by up to
+    a fifth.""",
     """MB is 10^6 bytes. A ratio such as `wfbp` / `mgwfbp` is of iteration times: above 1, the
     second is the faster.""",
 ]

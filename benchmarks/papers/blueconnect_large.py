@@ -190,7 +190,7 @@ def sweep_chart() -> alt.TopLevelMixin:
 
 def highlights() -> list[Highlight]:
     latencies_s = sorted(implied_latencies_s().values())
-    where = f"{LARGEST} GPUs, NVLink and InfiniBand: overhead of"
+    where = f"{LARGEST} GPUs, NVLink and InfiniBand (BlueConnect Fig. 6): overhead of"
     measured_s = {"blueconnect": PAPER_BLUECONNECT_S, "two-level": PAPER_TWO_LEVEL_S}
     found = [
         Highlight(

@@ -125,7 +125,8 @@ def chart() -> alt.TopLevelMixin:
 def highlight() -> Highlight:
     gains = [times(gain(network, LARGEST)) for network in networks().values()]
     return Highlight(
-        what=f"2 x 4 GPUs, {LARGEST / 1e6:g} MB: ring / BlueConnect, 10 GbE and InfiniBand",
+        what=f"2 x 4 GPUs, {LARGEST / 1e6:g} MB (BlueConnect Fig. 5): ring / BlueConnect, 10 GbE "
+        "and InfiniBand",
         paper=f"about {PAPER_GAIN}x both (measured, against NCCL)",
         ours=" and ".join(gains),
     )

@@ -192,7 +192,7 @@ def throughput_chart() -> alt.TopLevelMixin:
 def highlights() -> list[Highlight]:
     return [
         Highlight(
-            what=f"1 GbE, 32 GPUs, {model.name}: images/s dense / top-k / gTop-k",
+            what=f"32 GPUs, {model.name} (gTop-k Table VII): images/s dense / top-k / gTop-k",
             paper=" / ".join(f"{model.paper_images(x):,}" for x in METHODS) + " (measured)",
             ours=" / ".join(f"{model.images_per_s(x):,.0f}" for x in METHODS),
         )

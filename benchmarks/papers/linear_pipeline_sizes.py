@@ -206,7 +206,7 @@ def sizes_chart() -> alt.TopLevelMixin:
 def highlight(operation: Operation) -> Highlight:
     measured = mean(ratios(operation, "mst"))
     return Highlight(
-        what=f"linear pipeline, {SIZE_WORKERS} GPUs: {operation}, speed-up over MST (Fig. 3)",
+        what=f"{operation} on {SIZE_WORKERS} GPUs (Linear Pipeline Fig. 3): pipeline over MST",
         paper=f"{PAPER_OVER_MST[operation]}x (measured)",
         ours=f"{times(measured)} (measured in the lab); {times(mean_over(operation, 'mst'))} "
         "(modelled)",

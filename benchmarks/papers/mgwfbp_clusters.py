@@ -331,8 +331,8 @@ def highlights() -> list[Highlight]:
     first = clusters()[0]
     return [
         Highlight(
-            what=f"cluster 1 (measured by the paper), {model}: WFBP and single message / MG-WFBP",
-            paper=f"about {PAPER_CLUSTER1_WFBP}x and {PAPER_CLUSTER1_SINGLE}x",
+            what=f"cluster 1 (journal Figs. 6 to 8), {model}: WFBP and single message / MG-WFBP",
+            paper=f"about {PAPER_CLUSTER1_WFBP}x and {PAPER_CLUSTER1_SINGLE}x (measured)",
             ours=" and ".join(
                 times(1 + Setting(first, model, WIDTHS[0]).faster("mgwfbp", planner))
                 for planner in ("wfbp", "single")

@@ -171,6 +171,6 @@ def servers() -> str:
         take everybody's gradients, and so it is here: `wfbp` by one server has
         {percent(found["GoogLeNet"])} and {percent(found["ResNet-50"])} efficiency on 8 nodes, by
         all-reduce {percent(ring["GoogLeNet"])} and {percent(ring["ResNet-50"])}.
-        `benchmarks/servers.py` measures the same in the lab.""",
+        `benchmarks/training.py --only servers` measures the same in the lab.""",
         holds=all(found[m] < ring[m] for m in MODELS),
     )

@@ -268,7 +268,7 @@ def with_band(sweep: Sweep, planner: str) -> str:
 
 def highlights() -> list[Highlight]:
     google, tensors, layers = by("ring")
-    where = f"ring, {COMPARED_WORKERS} workers"
+    where = f"ring, {COMPARED_WORKERS} workers (journal Fig. 10)"
     both_counts = [f"{times(over_mgwfbp(s, 'wfbp'))} ({s.job.layers})" for s in (tensors, layers)]
     exact = [times(s.ratio("mgwfbp", "optimal", PAPER_SINGLE_FROM)) for s in (google, tensors)]
     return [
@@ -293,7 +293,7 @@ def highlights() -> list[Highlight]:
             ours=with_band(tensors, "single"),
         ),
         Highlight(
-            what=f"ring, {PAPER_SINGLE_FROM} workers: MG-WFBP / `optimal`, both models",
+            what=f"ring, {PAPER_SINGLE_FROM} workers (journal Fig. 10): MG-WFBP / `optimal`",
             paper="1 (claims optimality)",
             ours=" and ".join(exact),
         ),

@@ -151,7 +151,7 @@ def missing_latency() -> str:
 def highlight() -> Highlight:
     over_wfbp = min(ratios("single", "wfbp", collective=AS_PRINTED))
     return Highlight(
-        what="double binary trees, 128 to 2048 workers: single message / WFBP, at least",
+        what="double binary trees, 128 to 2048 workers (journal Fig. 11): single message / WFBP",
         paper="above 1",
         ours=times(over_wfbp),
     )

@@ -57,9 +57,20 @@ class Kernel:
     device: int
     stream: int
     number: int
+    delay_ns: int  # as it was drawn
     launched_ns: int
     start_ns: int
     end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One call of a collective on the host; coalesced ones are one launch."""
+
+    device: int
+    communicator: str
+    what: str  # the operation and its sizes
+    thread: int  # of the host that launched it
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +118,11 @@ def counters() -> Counts:
     )
 
 
+def launches() -> list[Launch]:
+    """Collectives in the order in which the host launched them."""
+    return [Launch(*each) for each in _device.launches()]
+
+
 def kernels() -> list[Kernel]:
     """Kernels in the order in which they ended, if ``keep_kernels`` was on when they did."""
     return [Kernel(*each) for each in _device.kernels()]
@@ -116,15 +132,35 @@ def keep_kernels(*, keep: bool = True) -> None:
     _device.keep_kernels(keep)
 
 
-def set_delays(mean_s: float, *, jitter: float = 0.9, seed: int = 0) -> None:
-    """Let each kernel launched from now on last ``mean_s``, give or take a random share of it."""
+def set_delays(
+    mean_s: float, *, jitter: float = 0.9, seed: int = 0, launch_most_s: float = 0.0
+) -> None:
+    """Let each kernel launched from now on last ``mean_s``, give or take a random share of it.
+
+    The host takes a random time of up to ``launch_most_s`` before it launches a collective.
+    """
     _device.set_delays(round(mean_s * 1e9), jitter, seed)
+    _device.set_launch_delay(round(launch_most_s * 1e9))
+
+
+@contextlib.contextmanager
+def held(stream: torch.Stream | None = None) -> Iterator[None]:
+    """Let the (current) stream run nothing that is queued from now on until this is left.
+
+    So a test can be sure that the host is ahead, however slow the machine. Whoever waits for the
+    stream inside waits for ever.
+    """
+    gate = _device.Gate(stream_number(stream or current_stream()))
+    try:
+        yield
+    finally:
+        gate.open()
 
 
 def reset() -> None:
     """Forget hazards, errors, counts and kernels; delays stay."""
     _device.reset()
-    _device.forget_launch_hazards()
+    _device.forget_launches()
 
 
 def trace_host_waits(*, trace: bool = True) -> None:

@@ -217,11 +217,10 @@ def waits_of_the_main_thread(group):
         step(one)
     stacks = sim.host_wait_stacks()
     sim.trace_host_waits(trace=False)
-    return [
-        stack
-        for _, stack in stacks
-        if "gradweave communication" not in stack and "worker.py" not in stack
-    ]
+    assert any("worker.py" in stack for _, stack in stacks), "what is sent has been waited for"
+    # torch's wrapper reads its own timers now and then, also without us.
+    torchs = "in _pre_forward\n    self.logger.set_runtime_stats_and_log()"
+    return [stack for _, stack in stacks if "worker.py" not in stack and torchs not in stack]
 
 
 def test_only_the_thread_that_sends_waits(tmp_path: Path):

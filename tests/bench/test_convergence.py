@@ -82,7 +82,9 @@ def test_the_page_says_what_diverged():
     """Even where not one epoch was finite."""
     nothing = [replace(outcome(density, 0, 0.5), epochs=[]) for density in (None, 0.0005)]
     text = page(
-        Everything(made_with="by hand", outcomes=[*nothing, outcome(0.005, 0, 0.48)]),
+        Everything(
+            made_with={"small-cnn": "by hand"}, outcomes=[*nothing, outcome(0.005, 0, 0.48)]
+        ),
         "stem",
         full=False,
     )
@@ -93,7 +95,9 @@ def test_the_page_says_what_diverged():
 def test_the_page_compares_seed_by_seed():
     """A seed that only dense has does not count in the difference."""
     outcomes = [outcome(None, 0, 0.5), outcome(None, 1, 0.9), outcome(0.005, 0, 0.48)]
-    text = page(Everything(made_with="by hand", outcomes=outcomes), "stem", full=False)
+    text = page(
+        Everything(made_with={"small-cnn": "by hand"}, outcomes=outcomes), "stem", full=False
+    )
     (row,) = (line for line in text.splitlines() if line.startswith("| gTop-k"))
     assert row.startswith("| gTop-k 0.005, masked momentum | 1 | 48.00 % | -2.00 |")
 
@@ -102,6 +106,8 @@ def test_the_page_compares_trainings_of_one_size():
     small, other = outcome(None, 0, 0.5), outcome(None, 1, 0.9)
     full = replace(EXPERIMENTS["vgg16"].full, epochs=len(other.epochs), seed=1)
     outcomes = [small, replace(other, training=full)]
-    text = page(Everything(made_with="by hand", outcomes=outcomes), "stem", full=False)
+    text = page(
+        Everything(made_with={"small-cnn": "by hand"}, outcomes=outcomes), "stem", full=False
+    )
     assert "| dense | 1 | 50.00 % |" in text
     assert "1 of 1 trainings" in text

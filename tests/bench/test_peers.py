@@ -8,7 +8,15 @@ import pytest
 import torch
 from ranks import on_processes
 
-from gradweave import CollectiveCost, Network, RequestError, Tensor, Trace
+from gradweave import (
+    CollectiveCost,
+    Network,
+    RequestError,
+    Tensor,
+    Trace,
+    load_trace,
+    simulate,
+)
 from gradweave._src.bench import training
 from gradweave._src.bench.peer_plans import Job, find_peer, low_rank_bytes, zero_shares
 from gradweave._src.bench.runtimes import running
@@ -20,8 +28,11 @@ from gradweave._src.bench.training import (
     TrainingAnswer,
     TrainingQuestion,
     check_runtimes,
+    needs_slow_ways,
+    plan_of,
     to_measure,
     train_on_cluster,
+    with_collectives,
 )
 from gradweave._src.bench.training_job import answers
 from gradweave._src.cli import main
@@ -359,3 +370,85 @@ def test_mistakes_are_one_line(capsys, runtime):
     stderr = capsys.readouterr().err
     assert "powersgd takes a rank" in stderr
     assert stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("runtime", "complaint"),
+    [
+        ("optimal@rign", r"optimal@rign: no all-reduce by 'rign', did you mean ring\?"),
+        ("optimla@ring", r"no planner 'optimla', did you mean optimal\?"),
+    ],
+)
+def test_collectives_that_nobody_can_follow(runtime, complaint):
+    with pytest.raises(RequestError, match=complaint):
+        check_runtimes([runtime])
+
+
+def test_planners_by_collectives_are_runtimes():
+    runtimes = with_collectives(["torch-ddp", "wfbp"], ["blueconnect", "parameter-server:2", "any"])
+    assert runtimes == (
+        "torch-ddp",
+        "wfbp",
+        "wfbp@blueconnect",
+        "wfbp@parameter-server:2",
+        "wfbp@any",
+    )
+    check_runtimes(runtimes)
+    measured = [way.collective for way in to_measure(runtimes)]
+    assert measured == ["native", "blueconnect", "parameter-server:2"]
+    assert needs_slow_ways(runtimes)
+    assert not needs_slow_ways(["torch-ddp", "wfbp"])
+
+
+def test_a_named_collective_is_planned_for_and_any_is_no_slower():
+    trace, workers = load_trace("resnet50"), 4
+    line = {
+        "native": Line(startup_s=5e-3, s_per_byte=1e-8),
+        "mst": Line(startup_s=1e-3, s_per_byte=4e-8),
+    }
+    network = Network(
+        name="n",
+        source="drawn",
+        costs=tuple(
+            CollectiveCost(operation="all-reduce", collective=name, workers=workers, cost=cost)
+            for name, cost in line.items()
+        ),
+    )
+    job = Job(trace, network, workers)
+    plans = {name: plan_of(f"optimal:0@{name}", job) for name in (*line, "any")}
+    for name in line:
+        assert {bucket.collective for bucket in plans[name].buckets} == {name}
+    ends_s = {
+        name: simulate(trace, plan, network, workers=workers).iteration_s
+        for name, plan in plans.items()
+    }
+    assert ends_s["any"] <= 1.01 * min(ends_s["native"], ends_s["mst"])
+
+
+BY_COLLECTIVES = ("wfbp@ring", "single@parameter-server:2", "optimal@any")
+
+
+def by_collectives(group):
+    """Which collectives each plan names, and whether gradients had their mean."""
+    costs = (
+        *NETWORK.costs,
+        priced("all-reduce", "ring", 0.5, 2.0),
+        priced("all-reduce", "parameter-server:2", 9.0, 9.0),
+    )
+    job = Job(TRACE, msgspec.structs.replace(NETWORK, costs=costs), RANKS)
+    trainee, found = trainee_of(group), {}
+    for runtime in BY_COLLECTIVES:
+        plan = plan_of(runtime, job)
+        with running(Case(runtime=runtime, plan=plan), trainee) as run:
+            for _ in range(3):
+                run.step()
+            found[runtime] = run.is_correct(), {bucket.collective for bucket in plan.buckets}
+    return found
+
+
+def test_gradients_by_each_collective(tmp_path):
+    for found in on_processes(RANKS, by_collectives, scratch=tmp_path):
+        assert all(is_correct for is_correct, _ in found.values())
+        assert found["wfbp@ring"][1] == {"ring"}
+        assert found["single@parameter-server:2"][1] == {"parameter-server:2"}
+        assert found["optimal@any"][1] <= {"native", "ring"}

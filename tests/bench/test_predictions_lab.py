@@ -12,35 +12,13 @@ from predictions_lab import (
     extrapolated_s,
     page,
 )
+from result_rows import row
 
 from gradweave import CollectiveCost, Network, load_trace
 from gradweave._src import files
 from gradweave._src.bench.calibration import RecordedJob
 from gradweave._src.bench.training import check_runtimes
 from gradweave._src.costs import Curve
-from gradweave._src.results import Result
-
-
-def result(runtime, predicted_s, iteration_s):
-    return Result(
-        trace="resnet50",
-        runtime=runtime,
-        workers=4,
-        nodes=4,
-        ranks_per_node=1,
-        rate="1gbit",
-        iteration_s=iteration_s,
-        predicted_s=predicted_s,
-        prediction_error=predicted_s / iteration_s - 1,
-        compute_s=0.3,
-        exposed_s=0.0,
-        messages=3,
-        speedup=None,
-        repeats_s=(iteration_s,),
-        correct=True,
-        bucket_cap_mb=None,
-    )
-
 
 MEASURED = Measured(
     nodes=4,
@@ -51,7 +29,7 @@ MEASURED = Measured(
     compute_s=0.3,
     copy_s_per_byte=3e-10,
     extrapolated_s={"optimal": 0.36},
-    results=[result("optimal", 0.38, 0.4), result("wfbp", 1.2, 1.0)],
+    results=[row("optimal", 0.4, 0.38, messages=3), row("wfbp", 1.0, 1.2, messages=161)],
 )
 
 

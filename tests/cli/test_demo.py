@@ -5,13 +5,14 @@ import re
 
 import pytest
 from msgspec.structs import replace
+from result_rows import row
 
 from gradweave._src.cli import demo, main
 from gradweave._src.cli.bars import Bar, print_bars
 from gradweave._src.lab import ClusterSpec
 from gradweave._src.plan import merge
 from gradweave._src.presets import load_trace
-from gradweave._src.results import LossSeries, Result, StageBegin
+from gradweave._src.results import LossSeries, StageBegin
 from gradweave._src.runs import Prediction
 from gradweave._src.timeline import Span, Timeline
 
@@ -67,27 +68,6 @@ def test_bars_are_as_long_as_what_they_stand_for(capsys):
     assert abs(long / 4 - short) <= 1
     assert "[b]" in lines[1]  # a name is text, never markup
     assert all(len(line) <= 80 for line in lines)
-
-
-def row(runtime, iteration_s, predicted_s, *, messages, repeats_s=None):
-    return Result(
-        trace="a",
-        runtime=runtime,
-        workers=4,
-        nodes=4,
-        ranks_per_node=1,
-        rate="1gbit",
-        iteration_s=iteration_s,
-        predicted_s=predicted_s,
-        prediction_error=predicted_s / iteration_s - 1,
-        compute_s=0.4,
-        exposed_s=iteration_s - 0.4,
-        messages=messages,
-        speedup=1.0,
-        repeats_s=repeats_s or (iteration_s,),
-        correct=True,
-        bucket_cap_mb=None,
-    )
 
 
 def test_why_two_planners_are_close():

@@ -3,11 +3,10 @@
 import json
 import re
 import socket
-import sys
 
 import pytest
 from checkups import GIGABIT, checkup
-from commands import run, torchrun
+from commands import launched, python
 
 from gradweave._src.cli import doctor, main
 from gradweave._src.doctor import diagnose
@@ -146,10 +145,9 @@ def test_ranks_without_namespaces(capsys):
     assert {one["kind"] for one in found["findings"]} <= {"threads"}
 
 
-def test_under_torchrun():
-    """Several seconds: every rank imports torch."""
+def test_as_under_torchrun():
     command = ("-m", "gradweave", "doctor", "--json")
-    done = torchrun(*command, environment={"GLOO_SOCKET_IFNAME": "lo"})
+    done = launched(*command, environment={"GLOO_SOCKET_IFNAME": "lo"})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [one["rank"] for one in found["checkup"]["ranks"]] == [0, 1]
@@ -158,13 +156,13 @@ def test_under_torchrun():
 
 
 def test_a_rank_that_does_not_come_is_a_finding():
-    """Several seconds: a rank imports torch, then waits a second for another."""
+    """A second, for which a rank waits for another."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     environment = {**place, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = (sys.executable, "-m", "gradweave", "doctor", "--timeout", "1s")
-    done = run(*command, environment=environment)
+    command = ("-m", "gradweave", "doctor", "--timeout", "1s")
+    done = python(*command, environment=environment)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert last.startswith(f"- rank 1 did not come to 127.0.0.1:{port} within 1 s: look at what")

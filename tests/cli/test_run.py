@@ -15,7 +15,7 @@ import warnings
 
 import pytest
 import torch
-from commands import run
+from commands import python, run
 from ranks import on_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -324,7 +324,7 @@ def test_threads_may_end_what_they_do_before_the_scripts_names_go(tmp_path, end)
     """Else torch's reducer would wait for a thread of gloo's that waits for Python's lock."""
     (tmp_path / "lingering.py").write_text(LINGERING)  # a script with functions is not gone at once
     (tmp_path / "script.py").write_text(f"import lingering\nlast = lingering.Last()\n{end}\n")
-    done = run(sys.executable, "-m", "gradweave", "run", "script.py", cwd=tmp_path)
+    done = python("-m", "gradweave", "run", "script.py", cwd=tmp_path)
     assert done.stdout == "a thread still runs: False\n", done.stderr
 
 
@@ -333,10 +333,9 @@ CODES = {"exit(0)": 0, "sys.exit(7)": 7, "sys.exit('enough')": 1, "1 / 0": 1}
 
 @pytest.mark.parametrize("code", CODES)
 def test_exit_codes_are_kept(tmp_path, code):
-    """A second each: as a command."""
     (tmp_path / "ends.py").write_text(f"import sys\n{code}\n")
-    command = (sys.executable, "-m", "gradweave", "run", "-m", "ends")
-    done = run(*command, cwd=tmp_path, environment={"RANK": "1"})
+    command = ("-m", "gradweave", "run", "-m", "ends")
+    done = python(*command, cwd=tmp_path, environment={"RANK": "1"})
     assert done.returncode == CODES[code], done.stderr
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import python
 
 LIMIT_S = 60.0  # for what takes a second or two, on a busy machine
 # A test may run where SIGINT or, under nohup, SIGHUP is ignored.
@@ -63,17 +64,13 @@ def test_a_command_that_is_told_to_end(calibrating, tmp_path, number, exit_code,
 
 
 def test_a_port_in_use_is_one_line(tmp_path):
-    """Some seconds: it imports torch."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
         argv = ["bench", "collectives", "--op", "all-reduce", "--algorithm", "native"]
-        done = subprocess.run(
-            [sys.executable, "-m", "gradweave", *argv, "--size", "1KiB"],
-            capture_output=True,
-            text=True,
-            check=False,
+        done = python(
+            *("-m", "gradweave", *argv, "--size", "1KiB"),
+            environment={"RANK": "0", "WORLD_SIZE": "2", **place},
             cwd=tmp_path,
-            env=environment(RANK="0", WORLD_SIZE="2", **place),
         )
     assert done.returncode == 2, done.stderr
     *_, last = done.stderr.splitlines()

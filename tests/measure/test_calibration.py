@@ -13,7 +13,7 @@ from gradweave._src.comm import Communicator
 from gradweave._src.comm.lanes import Lanes
 from gradweave._src.costs import Links
 from gradweave._src.measure.load import computing
-from gradweave._src.measure.network import calibrate, sample_of, send_in_turn
+from gradweave._src.measure.network import calibrate, gaps_of, sample_of, send_in_turn
 from gradweave._src.network import Network
 from gradweave._src.vocabulary import Way
 
@@ -129,19 +129,28 @@ def test_load_runs_only_inside_its_block():
 
 
 @pytest.mark.parametrize("messages", [2, 3, 16])
-@pytest.mark.parametrize(("alone_s", "gap_s"), [(3.0, 1.0), (1.0, 1.0)])
-def test_the_first_message_of_a_stream_takes_its_latency_once(messages, alone_s, gap_s):
-    stream_s = alone_s + (messages - 1) * gap_s
-    sample = sample_of([alone_s] * 3, [stream_s] * 3, messages)
-    assert sample.alone_s == alone_s
-    assert sample.gap_s == pytest.approx(max(gap_s, 0.5 * stream_s / messages))
-    assert sample.noise == 0
+@pytest.mark.parametrize("latency_s", [0.0, 0.25, 1.0])
+def test_what_only_the_first_message_of_a_stream_takes_is_counted_once(messages, latency_s):
+    """Whatever a further one takes, what comes out is what went in."""
+    gaps_s = [1.0, 2.0, 10.0]
+    samples = [
+        sample_of([latency_s + gap_s] * 3, [latency_s + messages * gap_s] * 3, messages)
+        for gap_s in gaps_s
+    ]
+    assert all(sample.noise == 0 for sample in samples)
+    found_s, found_latency_s = gaps_of(samples)
+    assert found_latency_s == pytest.approx(latency_s)
+    assert found_s == pytest.approx(gaps_s)
 
 
-def test_a_message_that_was_slow_by_chance_leaves_a_price_to_the_others():
-    sample = sample_of([9.0, 9.0, 9.0], [8.0, 8.0, 8.0], 4)
-    assert sample.gap_s == 1.0
+def test_one_message_that_was_slow_by_chance_changes_nothing():
+    slow = sample_of([30.0, 30.0, 30.0], [20.0] * 3, 2)
+    others = [sample_of([gap_s + 0.1], [2 * gap_s + 0.1], 2) for gap_s in (1.0, 2.0, 3.0)]
+    gaps_s, latency_s = gaps_of([*others, slow])
+    assert latency_s == pytest.approx(0.1)
+    assert gaps_s == pytest.approx([1.0, 2.0, 3.0, 9.95])
 
 
-def test_no_gap_is_longer_than_a_message_alone():
-    assert sample_of([1.0], [10.0], 2).gap_s == 1.0
+def test_a_gap_is_at_least_half_of_a_share_and_no_longer_than_a_message_alone():
+    assert sample_of([9.0], [8.0], 4).gap_s(100.0) == 1.0
+    assert sample_of([1.0], [10.0], 2).gap_s(0.0) == 1.0

@@ -20,7 +20,15 @@ from gradweave._src.report.folders import read_folders
 from gradweave._src.report.page import make_page
 
 
-@pytest.fixture(scope="module")
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """All that need the browser share one, in one of the processes that run tests."""
+    for item in items:
+        if "browser" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("browser"))
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[webdriver.Chrome]:
     """Without one tests are skipped, except where CI is set: there they must run."""
     driver, program = shutil.which("chromedriver"), shutil.which("chromium")

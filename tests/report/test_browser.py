@@ -34,8 +34,8 @@ from gradweave._src.simulation import simulate
 
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 WIDTHS = (1280, 390)
-# It takes a twentieth of that here; a busy machine is no failure, a page that hangs is one.
-WITHIN_MS = 10_000
+# A busy machine is no failure, a page that hangs is one.
+READY_WITHIN_S = 30.0
 
 
 class Page:
@@ -57,7 +57,7 @@ class Page:
             "Emulation.setEmulatedMedia", {"media": media, "features": features}
         )
         self.browser.get(self.url)
-        WebDriverWait(self.browser, WITHIN_MS / 1000).until(
+        WebDriverWait(self.browser, READY_WITHIN_S).until(
             lambda _: self.run("return document.documentElement.dataset.ready") == "true"
         )
 
@@ -504,27 +504,21 @@ def test_forward_is_drawn_in_parts_where_it_waits(browser, folder, tmp_path):
     assert browser.get_log("browser") == []
 
 
+MOVED = """
+const slider = document.getElementById('what-if-startup');
+slider.value = 0;
+slider.dispatchEvent(new Event('input'));
+"""
+
+
 def test_a_large_model_opens_and_responds(large):
-    opened_ms, moved_ms = [], []
-    for _ in range(3):
-        large.open(width=1280)
-        timing = "performance.getEntriesByType('navigation')[0].loadEventEnd"
-        large.frames()
-        opened_ms.append(large.run(f"return {timing}"))
-        moved_ms.append(
-            large.browser.execute_async_script(
-                "const done = arguments[0];"
-                "const slider = document.getElementById('what-if-startup');"
-                "slider.scrollIntoView();"
-                "slider.value = 0;"
-                "const began = performance.now();"
-                "slider.dispatchEvent(new Event('input'));"
-                "requestAnimationFrame(() =>"
-                " requestAnimationFrame(() => done(performance.now() - began)));"
-            )
-        )
-    assert 0 < min(opened_ms) < WITHIN_MS
-    assert min(moved_ms) < WITHIN_MS
+    """2,000 tensors under six runtimes: a page that hangs would give no answer."""
+    large.show("#what-if .controls")
+    before = shown_plan(large)
+    large.run(MOVED)
+    large.frames()
+    assert shown_plan(large) != before
+    assert large.browser.get_log("browser") == []
 
 
 def is_dark(page: Page) -> bool:

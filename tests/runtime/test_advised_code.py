@@ -10,6 +10,7 @@ import gradweave
 from gradweave import load_network, load_trace
 from gradweave._src.advice import advise
 
+pytestmark = pytest.mark.xdist_group("advised code")  # what is advised is found once
 PARSED_BY_PYTHON = ("torch.nn", "gradweave.", "model = ", "with ")
 
 

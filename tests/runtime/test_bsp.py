@@ -1,5 +1,7 @@
 """The three BSP loops train as one worker does on everybody's batch."""
 
+from functools import cache
+
 import pytest
 import torch
 from ranks import on_threads, seeded
@@ -12,6 +14,11 @@ from gradweave._src.workloads.models import SmallCNN
 
 STEPS, BATCH = 12, 3
 COLLECTIVES = ("linear-pipeline", "mst", "exchange", "native")
+
+
+@cache
+def shipped_images():
+    return fashion_mnist_subset(train=True)
 
 
 def cnn():
@@ -28,7 +35,7 @@ def loss_of(model, images, indices):
 
 
 def trained(group, twin, name, collective, options):
-    images = fashion_mnist_subset(train=True)
+    images = shipped_images()
     order = Batches(examples=len(images), batch_size=BATCH, world=group.size(), rank=group.rank())
     model = cnn()
     if name == "bsp-overlap":
@@ -41,8 +48,9 @@ def trained(group, twin, name, collective, options):
     return model.state_dict()
 
 
+@cache
 def alone(world):
-    images = fashion_mnist_subset(train=True)
+    images = shipped_images()
     orders = [
         Batches(examples=len(images), batch_size=BATCH, world=world, rank=rank)
         for rank in range(world)
@@ -72,7 +80,7 @@ def drifting(group, twin, every):
     del twin
     model = cnn()
     loop = LOOPS["bsp-allreduce"](model, sgd(model), group=group, broadcast_every=every)
-    images = fashion_mnist_subset(train=True)
+    images = shipped_images()
     for step in range(4):
         loop.step(lambda step=step: loss_of(model, images, torch.tensor([step])))
         if step == 0 and group.rank() == 1:

@@ -114,27 +114,42 @@ def test_a_narrow_wire_does_not_overflow(tmp_path, precision, dtype):
     assert on_two(on_a_narrow_wire, precision, scratch=tmp_path) == [(half + half).item()] * 2
 
 
-def frozen_for_a_while(group):
-    """As in the training of a GAN: in every second step the parameters are frozen."""
-    model = network()
-    wrapped = DistributedDataParallel(model, **QUICK)
-    steps = 0
-    while wrapped.findings().stage != "settled":
-        assert steps < MOST_STEPS
-        model.requires_grad_(steps % 2 == 0)
-        batch_ = batch(steps, group.rank()).requires_grad_()
-        wrapped(batch_).sum().backward()
-        steps += 1
-    model.requires_grad_()
-    for step in range(8):
+def in_turns(wrapped, rank, is_over):
+    """As in the training of a GAN: in every second step the parameters are frozen.
+
+    Returns the gradients of each step: those of the parameters in one, of the input in the next.
+    """
+    model, gradients = wrapped.module, []
+    while not is_over(len(gradients)):
+        assert len(gradients) < MOST_STEPS
+        is_frozen = len(gradients) % 2 == 1
+        model.requires_grad_(not is_frozen)
         model.zero_grad()
-        wrapped(batch(step, group.rank())).sum().backward()
-    return [p.grad.tolist() for p in model.parameters()]
+        inputs = batch(len(gradients), rank).requires_grad_()
+        wrapped(inputs).square().mean().backward()
+        leaves = [inputs] if is_frozen else list(model.parameters())
+        gradients.append([leaf.grad.tolist() for leaf in leaves])
+    return gradients
+
+
+def frozen_for_a_while(group):
+    wrapped, settled = DistributedDataParallel(network(), **QUICK), []
+
+    def is_over(step):
+        settled.extend([step] if wrapped.findings().stage == "settled" else [])
+        return len(settled) > 8
+
+    ours = in_turns(wrapped, group.rank(), is_over)
+    torchs = in_turns(TorchDDP(network()), group.rank(), lambda step: step == len(ours))
+    return ours, torchs
 
 
 def test_parameters_frozen_for_a_while(tmp_path):
-    first, second = on_two(frozen_for_a_while, scratch=tmp_path)
-    assert first == second
+    """In every stage of planning, and for some steps afterwards."""
+    (first, expected), (second, expected_too) = on_two(frozen_for_a_while, scratch=tmp_path)
+    assert first == expected
+    assert second == expected_too
+    assert first[::2] == second[::2]  # all but gradients of inputs, which are a rank's own
 
 
 def mixed_precision(group):

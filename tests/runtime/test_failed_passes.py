@@ -1,10 +1,9 @@
 """A pass that ends a script is logged with its rank and step; other errors are not."""
 
-import sys
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import python
 
 SCRIPT = Path(__file__).parent / "failing.py"
 
@@ -21,7 +20,7 @@ SCRIPT = Path(__file__).parent / "failing.py"
 )
 def test_a_pass_that_ends_the_script_is_logged(where, logged):
     """Seconds: a script of its own."""
-    done = run(sys.executable, SCRIPT, where)
+    done = python(SCRIPT, where)
     assert done.returncode == 1
     assert "ArithmeticError: on purpose" in done.stderr
     assert done.stderr.count(" pass failed") == (logged is not None)

@@ -109,8 +109,8 @@ def forgotten(group):
     for number in range(3):
         board.say(f"topic {number}", "x")
         group.barrier().wait()
+        board.forget(f"topic {number}")
         if group.rank() == 0:
-            board.forget(f"topic {number}")
             board.announce(number, "y")
         group.barrier().wait()
     return [board.announced(number) for number in range(3)], board.everyone("topic 0")

@@ -1,13 +1,12 @@
 """What a sharded wrapper opens is closed when it goes, in whatever stage of planning."""
 
 import gc
-import os
-import subprocess
-import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from commands import python
 from ranks import on_processes
 from sharded_training import MADE, OPTIMIZERS, batches, small
 from torch import nn
@@ -15,7 +14,6 @@ from torch.distributed.distributed_c10d import _world
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
-from gradweave._src.comm import Communicator
 from gradweave._src.runtime.sharded import ShardedDataParallel
 
 WRAPPERS, STEPS = 20, 3
@@ -93,20 +91,10 @@ SCRIPT = """
 
 def ended(how, folder):
     """Return how the two ranks of a script ended, and what they said."""
-    code = textwrap.dedent(SCRIPT)
-    source = str(Path(sys.modules[Communicator.__module__].__file__).parents[2])
-    arguments = [sys.executable, "-c", code]
-    ranks = [
-        subprocess.Popen(
-            [*arguments, str(rank), str(folder / "store"), how],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": source},
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=100)[1] for process in ranks]
-    return [process.returncode for process in ranks], said
+    code, store = textwrap.dedent(SCRIPT), folder / "store"
+    with ThreadPoolExecutor(2) as pool:
+        ranks = list(pool.map(lambda rank: python("-c", code, rank, store, how), range(2)))
+    return [rank.returncode for rank in ranks], [rank.stderr for rank in ranks]
 
 
 @pytest.mark.parametrize(

@@ -365,3 +365,46 @@ def test_exchanges_are_priced_as_they_run(method, p):
     )
     priced = sparse_closed_form(Compression(method=method, density=density), links, p)
     assert priced.startup_s + priced.s_per_byte * dense_bytes == pytest.approx(simulated_s)
+
+
+TIERS_OF_FORTY = Links(
+    levels=(
+        Level(members=4, link=Link(latency_s=1e-6, s_per_byte=1e-10)),
+        Level(members=10, link=Link(latency_s=1e-5, s_per_byte=1e-9)),
+        Level(members=None, link=Link(latency_s=1e-5, s_per_byte=1e-10)),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "complaint"),
+    [
+        (
+            "blueconnect:pat",
+            42,
+            "42 workers do not fill the tiers of 4, 10 and any number of members evenly",
+        ),
+        ("blueconnect:ring/pat", 80, "expected one name for all tiers or 3 separated by slashes"),
+        ("blueconnect:magic", 80, "no formula for 'magic'; there are ring, halving-doubling, pat"),
+        ("pat", 80, "'pat' has a formula for equal links only"),
+    ],
+)
+def test_tiers_that_have_no_price(name, workers, complaint):
+    with pytest.raises(UnknownCost, match=complaint):
+        closed_form("all-reduce", name, TIERS_OF_FORTY, workers)
+
+
+def test_links_without_tiers_are_refused():
+    with pytest.raises(ValueError, match="levels must not be empty"):
+        Links(levels=())
+
+
+@pytest.mark.parametrize("name", ["blueconnect", "blueconnect:pat", "blueconnect:ring/pat/ring"])
+def test_both_halves_by_tiers_are_an_all_reduce(name):
+    whole, *halves = (
+        closed_form(operation, name, TIERS_OF_FORTY, 400)
+        for operation in ("all-reduce", "reduce-scatter", "all-gather")
+    )
+    together = halves[0].plus(halves[1])
+    assert together.startup_s == pytest.approx(whole.startup_s)
+    assert together.s_per_byte == pytest.approx(whole.s_per_byte)

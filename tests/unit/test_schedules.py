@@ -19,6 +19,7 @@ from gradweave._src.collectives import (
     doubling,
     mst,
     parameter_server,
+    pat,
     pipeline,
     ring,
     tree,
@@ -145,6 +146,13 @@ def test_ranks_of_one_host_stand_together():
     in_racks = topology_of(list("aabbccdd"), ["x", "x", "y", "y", "x", "x", "y", "y"])
     assert in_racks == Topology((0, 1, 4, 5, 2, 3, 6, 7), (2, 2, 2))
     assert topology_of(list("abc"), ["x", "x", "y"]).factors == (3,)
+    hosts = [place // 2 for place in range(16)]
+    in_pods = topology_of(hosts, [host // 2 for host in hosts], [host // 4 for host in hosts])
+    assert in_pods == Topology(tuple(range(16)), (2, 2, 2, 2))
+    uneven = topology_of(hosts, [host // 2 for host in hosts], [host // 6 for host in hosts])
+    assert uneven.factors == (2, 2, 4)  # three racks in one pod, one in the other
+    with pytest.raises(ValueError, match="16 ranks have hosts and 3 have racks"):
+        topology_of(hosts, list("abc"))
 
 
 def test_a_ring_crosses_each_uplink_once():
@@ -432,6 +440,26 @@ def test_two_levels_cost_what_eq_7_says(local, masters):
     assert simulated_s == pytest.approx(formula_s("all-reduce", "two-level", ranks, nbytes, links))
 
 
+@pytest.mark.parametrize("name", ["reduce_scatter", "all_gather", "all_reduce"])
+def test_trees_of_all_ranks_cost_what_their_formula_says_for_any_world(name):
+    for ranks in range(2, 66):
+        nbytes = ranks * 12345
+        simulated_s = simulate_schedule(getattr(pat, name)(ranks), flat(LINK), nbytes=nbytes)
+        operation = name.replace("_", "-")
+        assert simulated_s == pytest.approx(formula_s(operation, "pat", ranks, nbytes, flat(LINK)))
+
+
+def test_far_peers_get_little_by_trees_of_all_ranks():
+    """Half of what a rank sends goes to its neighbour, and one part half-way round."""
+    schedule = pat.all_gather(64)
+    sent = {}
+    for number in range(schedule.rounds):
+        one = schedule.round(number)
+        mine = one.source == 0
+        sent[int(one.target[mine][0])] = int(mine.sum())
+    assert sent == {32: 1, 16: 2, 8: 4, 4: 8, 2: 16, 1: 32}
+
+
 def tiers(*widths, topology="fat-tree"):
     return Links(
         levels=tuple(
@@ -545,7 +573,7 @@ def test_a_ring_of_2048_ranks_is_cheap_enough_to_simulate():
         ("all-reduce", "ring:2", "takes no argument, got '2'"),
         ("all-reduce", "parameter-server:9", "expected 1 to 4 servers"),
         ("all-reduce", "parameter-server:x", "expected 1 to 4 servers"),
-        ("all-reduce", "blueconnect:ring", "expected 2 of ring, halving-doubling"),
+        ("all-reduce", "blueconnect:ring/ring/pat", "expected 2 of ring, halving-doubling"),
         ("all-reduce", "blueconnect:ring/magic", "expected 2 of ring, halving-doubling"),
         ("all-reduce", "linear-pipeline:0B", "at least one byte"),
         ("all-reduce", "rign", r"no all-reduce by 'rign', did you mean ring\? There are ring"),

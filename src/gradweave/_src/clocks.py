@@ -26,7 +26,7 @@ class Clock(Protocol):
         ...
 
     def seconds(self, since: object, until: object) -> float:
-        """Between two marks that have passed."""
+        """Return the seconds between two marks that have passed."""
         ...
 
     def wait_until(self, mark: object) -> None:

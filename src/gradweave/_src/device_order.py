@@ -45,7 +45,7 @@ class Awaited(Protocol):
 
 
 def carry_out(order: Order, act: Callable[[], object]) -> None:
-    """Do it. Tests put something else in its place, which leaves one of them out."""
+    """Do what an order says; tests put something else in its place that leaves one of them out."""
     del order
     act()
 

@@ -145,7 +145,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _keep_names(folder: Path) -> None:
-    """On the disk, too, where that can be: a new name is part of its folder."""
+    """Sync a folder where that can be: a new name is part of its folder."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -1,4 +1,4 @@
-"""What each runtime of `gradweave bench training` does, in one line, for people.
+"""What each runtime of `gradweave bench training` does, in a line that people read.
 
 Planners and compressions are runtimes too; what they do stands beside their tables.
 """

@@ -311,7 +311,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return FREE if workers == 1 else formula
 
     def _rounded_cost(self, travel: Travel, workers: int) -> Cost:
-        """As measured; otherwise as if fewer bytes were all the difference.
+        """Return what was measured, or what fewer bytes would cost.
 
         To the same collective, or to the default one where nothing is known of it.
         """

@@ -55,7 +55,7 @@ class Result(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def efficiency(self) -> float | None:
-        """Of the time, what computes."""
+        """The share of the time in which something is computed."""
         return None if self.compute_s is None else self.compute_s / self.iteration_s
 
 

@@ -158,5 +158,5 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """What they cover together."""
+    """Return how long they are together, where they overlap once."""
     return sum(end - start for start, end in _union(intervals))

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FakeProcessGroup
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.autograd import profiler
 from torch.autograd.variable import Variable
 from torch.distributed import HashStore, Logger, Reducer, Store  # type: ignore[attr-defined]
@@ -389,8 +388,11 @@ class RefusesStateDictFunctions:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether the model or a part of it was compiled, by torch.compile or by its own method."""
+    # Whoever compiles has imported it; to import it here would take every command two seconds.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    compiled = () if compiler is None else (compiler.OptimizedModule,)
     return any(
-        isinstance(part, OptimizedModule) or getattr(part, "_compiled_call_impl", None) is not None
+        isinstance(part, compiled) or getattr(part, "_compiled_call_impl", None) is not None
         for part in module.modules()
     )
 
@@ -459,11 +461,41 @@ def wait_until_let_go(
 
 def _wait(work: dist.Work, while_waiting: Callable[[], None] | None) -> None:
     pause_s = POLLED_EVERY_S
-    while while_waiting is not None and not work.is_completed():
+    while while_waiting is not None and not _is_over(work):
         while_waiting()
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, POLLED_LATER_EVERY_S)
     work.wait()
+
+
+def _is_over(work: dist.Work) -> bool:
+    """Messages of torch's fake group never say that they are over, but their futures do."""
+    return bool(work.is_completed()) or bool(work.get_future().done())
+
+
+def begun_sum(
+    group: dist.ProcessGroup, message: torch.Tensor
+) -> torch.futures.Future[list[torch.Tensor]]:
+    """Of the backend's own all-reduce, with the message as its value, as torch's reducer wants it.
+
+    torch's fake group, which stands for a world of any size, has nothing in its futures.
+    """
+    work = group.allreduce([message])
+    if type(work).__name__ != "FakeWork":
+        return work.get_future()
+    over: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    over.set_result([message])
+    return over
+
+
+def gather_flat(group: dist.ProcessGroup, everyone: torch.Tensor, mine: torch.Tensor) -> dist.Work:
+    """Begin an all-gather into one tensor, which has a place for each rank's."""
+    return group._allgather_base(everyone, mine)  # noqa: SLF001
+
+
+def scatter_flat(group: dist.ProcessGroup, mine: torch.Tensor, everyone: torch.Tensor) -> dist.Work:
+    """Begin a reduce-scatter of one tensor, which has a place for each rank's."""
+    return group._reduce_scatter_base(mine, everyone, dist.ReduceScatterOptions())  # noqa: SLF001
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:

@@ -87,6 +87,12 @@ def parse_servers(spec: Spec, workers: int) -> int:
     return int(text)
 
 
+def parse_tiers(argument: str, tiers: int) -> tuple[str, ...]:
+    """``ring/pat`` names one for each tier, innermost first; ``pat`` is for all of them."""
+    named = tuple(argument.split("/"))
+    return named * tiers if len(named) == 1 else named
+
+
 def parse_bytes(text: str) -> int:
     """``25MiB`` is 25 * 2**20, ``25MB`` is 25 * 10**6; a size always has its unit."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMG]i?B|B)?", text.strip(), re.ASCII)
@@ -165,7 +171,7 @@ def is_writable(text: str) -> bool:
 
 
 def quoted(text: object) -> str:
-    """As Python writes it, for a message that names what was found."""
+    """Return a text as Python writes it, for a message that names what was found."""
     return printable(repr(text), most=LONGEST_VALUE)
 
 

@@ -38,9 +38,11 @@ struct Outcome {
 
 struct Launches {
   bool are_checked = true;
+  std::int64_t most_delay_ns = 0;
   // On each device, of each communicator by name: how many collectives were launched.
   std::map<int, std::map<std::string, std::uint64_t>> counts;
   std::vector<std::string> hazards;
+  std::vector<Launch> log;
 };
 
 Launches& launches() {
@@ -200,18 +202,31 @@ struct Communicator::Part {
 };
 
 std::vector<std::string>& launch_hazards() { return launches().hazards; }
+std::vector<Launch>& launch_log() { return launches().log; }
 
 void check_launches(bool check) {
   std::lock_guard<std::recursive_mutex> lock(order_mutex());
   launches().are_checked = check;
 }
 
+void set_launch_delay(std::int64_t most_ns) {
+  std::lock_guard<std::recursive_mutex> lock(order_mutex());
+  launches().most_delay_ns = most_ns;
+}
+
 Communicator::Communicator(
     c10::intrusive_ptr<c10d::Backend> gloo, std::string name, int rank, int size,
     std::chrono::milliseconds timeout)
-    : c10d::Backend(rank, size), gloo_(std::move(gloo)), name_(std::move(name)), timeout_(timeout) {}
+    : c10d::Backend(rank, size), gloo_(std::move(gloo)), name_(std::move(name)), timeout_(timeout) {
+  // Ranks compare what both know of, so that one which has launched nothing yet must be known.
+  std::lock_guard<std::recursive_mutex> lock(order_mutex());
+  launches().counts[current_device()].try_emplace(name_, 0);
+}
 
-Communicator::~Communicator() = default;
+Communicator::~Communicator() {
+  std::lock_guard<std::recursive_mutex> lock(order_mutex());
+  for (auto& [device, counts] : launches().counts) counts.erase(name_);
+}
 
 c10::intrusive_ptr<c10d::Backend::Options> Communicator::getBackendOptions() {
   auto options = c10::make_intrusive<Options>("simccl", timeout_);
@@ -270,6 +285,11 @@ Communicator::WorkPtr Communicator::queue_all(std::vector<Part> parts) {
   }
   if (device < 0) device = bound_device_id_ ? bound_device_id_->index() : current_device();
 
+  if (const std::int64_t most_ns = launches().most_delay_ns) {
+    const double share = drawn(std::hash<std::string>{}(name_) ^ launched_);
+    std::this_thread::sleep_for(
+        std::chrono::nanoseconds(static_cast<std::int64_t>(static_cast<double>(most_ns) * share)));
+  }
   std::unique_lock<std::recursive_mutex> lock(order_mutex());
   // Sends and receives of one pair have a stream of their own, coalesced ones use the group's.
   const StreamNumber stream = stream_for(device, parts.size() == 1 ? parts[0].peer : kEverybody);
@@ -293,6 +313,8 @@ Communicator::WorkPtr Communicator::queue_all(std::vector<Part> parts) {
     if (launches().are_checked) fingerprint = std::make_shared<Fingerprint>(what, counts);
     ++counts[name_];
   }
+  launches().log.push_back(
+      {device, name_, what, std::hash<std::thread::id>{}(std::this_thread::get_id())});
   ++launched_;
   auto outcome = std::make_shared<Outcome>();
   const MomentPtr start = record(stream);
@@ -560,11 +582,20 @@ void add_collectives(pybind11::module_& module) {
     std::lock_guard<std::recursive_mutex> lock(order_mutex());
     return launch_hazards();
   });
-  module.def("forget_launch_hazards", [] {
+  module.def("launches", [] {
+    std::lock_guard<std::recursive_mutex> lock(order_mutex());
+    py::list all;
+    for (const Launch& launch : launch_log())
+      all.append(py::make_tuple(launch.device, launch.communicator, launch.what, launch.thread));
+    return all;
+  });
+  module.def("forget_launches", [] {
     std::lock_guard<std::recursive_mutex> lock(order_mutex());
     launch_hazards().clear();
+    launch_log().clear();
   });
   module.def("check_launches", &check_launches);
+  module.def("set_launch_delay", &set_launch_delay);
 }
 
 }  // namespace sim

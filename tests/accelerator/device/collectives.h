@@ -17,8 +17,21 @@ namespace sim {
 // What was found wrong with the order of collectives, in words. Under order_mutex().
 std::vector<std::string>& launch_hazards();
 
+// A collective as the host launched it. Under order_mutex().
+struct Launch {
+  int device;
+  std::string communicator;
+  std::string what;
+  std::uint64_t thread;  // of the host
+};
+std::vector<Launch>& launch_log();
+
 // Whether ranks tell each other, with each collective, what they have launched before it.
 void check_launches(bool check);
+
+// Lets the host take up to this long before it launches a collective, so that threads which launch
+// without an order among them come now one way, now the other.
+void set_launch_delay(std::int64_t most_ns);
 
 class Communicator final : public c10d::Backend {
  public:

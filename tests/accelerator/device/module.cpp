@@ -41,8 +41,8 @@ py::list kernels() {
   py::list all;
   for (const KernelRecord& kernel : kernel_log())
     all.append(py::make_tuple(
-        *kernel.name, device_of(kernel.stream), kernel.stream, kernel.number, kernel.launched_ns,
-        kernel.start_ns, kernel.end_ns));
+        *kernel.name, device_of(kernel.stream), kernel.stream, kernel.number, kernel.delay_ns,
+        kernel.launched_ns, kernel.start_ns, kernel.end_ns));
   return all;
 }
 
@@ -77,6 +77,19 @@ void describe_callers(const py::object& describe) {
     return (*kept)().cast<std::string>();
   };
 }
+
+// Lets a stream get no further than this before it is opened, so that tests need not hope that the
+// host is faster than a delay. It orders nothing.
+class Gate {
+ public:
+  explicit Gate(StreamNumber stream) {
+    run_in_order(stream, [open = open_] { open->wait(); });
+  }
+  void open() { open_->reach(); }
+
+ private:
+  const MomentPtr open_ = std::make_shared<Moment>(Clock());
+};
 
 }  // namespace
 
@@ -119,5 +132,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("default_generator", [](int device) {
     return at::globalContext().defaultGenerator(torch_device(device));
   });
+  py::class_<Gate>(m, "Gate").def(py::init<StreamNumber>()).def("open", &Gate::open);
   add_collectives(m);
 }

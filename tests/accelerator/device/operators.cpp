@@ -6,15 +6,13 @@
 // written is what the operator's schema says.
 #include "operators.h"
 
-#include <ATen/AccumulateType.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/native/Resize.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
-#include <ATen/ops/copy_native.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/set_native.h>
@@ -72,6 +70,7 @@ class Call {
     const std::size_t count = schema_.arguments().size();
     arguments_.assign(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
     find_device();
+    replace_masks();
   }
 
   int device() const { return device_; }
@@ -80,6 +79,8 @@ class Call {
 
  private:
   void find_device();
+  void replace_masks();
+  void keep_format(std::vector<c10::IValue>& results) const;
   bool is_written(std::size_t argument) const;
   c10::IValue kernel_argument(const c10::IValue& value, bool writes);
   at::Tensor kernel_tensor(const at::Tensor& tensor, bool writes);
@@ -117,6 +118,34 @@ void Call::find_device() {
         if (tensor) consider(*tensor);
   }
   if (device_ < 0) device_ = current_device();
+}
+
+// Masks among indices are turned into numbers first, for which the host has to wait, as on CUDA.
+void Call::replace_masks() {
+  for (c10::IValue& value : arguments_) {
+    if (!value.isOptionalTensorList()) continue;
+    c10::List<std::optional<at::Tensor>> indices;
+    for (const auto& index : value.toOptionalTensorVector()) {
+      if (index && index->defined() && index->scalar_type() == at::kBool)
+        for (const at::Tensor& numbers : index->nonzero().unbind(1)) indices.push_back(numbers);
+      else
+        indices.push_back(index);
+    }
+    value = indices;
+  }
+}
+
+// The meta kernel of convolutions does not see which format the kernels of this device prefer.
+void Call::keep_format(std::vector<c10::IValue>& results) const {
+  if (name_ != "aten::convolution" && name_ != "aten::convolution_backward") return;
+  const std::size_t input = name_ == "aten::convolution" ? 0 : 1;
+  const auto is_last = [&](std::size_t argument) {
+    return arguments_[argument].toTensor().suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  };
+  if (!is_last(input) && !is_last(input + 1)) return;
+  for (c10::IValue& result : results)
+    if (result.isTensor() && result.toTensor().defined() && result.toTensor().dim() == 4)
+      result = result.toTensor().contiguous(at::MemoryFormat::ChannelsLast);
 }
 
 bool Call::is_written(std::size_t argument) const {
@@ -223,6 +252,7 @@ void Call::queue(Stack* stack) {
     } catch (const c10::NotImplementedError&) {
       return wait_and_return(stack, "no shape rule for " + name_);
     }
+    keep_format(results);
   }
   std::vector<at::Tensor> outputs;
   const auto made = [&](const at::Tensor& meta) {
@@ -270,6 +300,14 @@ void Call::queue_kernel(
   for (const at::Tensor& output : outputs) {
     add_touches(output, true, touches_);
     targets.push_back(on_cpu(output));
+  }
+  // Kernels resize `out=` tensors on their way, which memory of the device does not allow: they get
+  // tensors of their own, and what they return is copied as other results are.
+  for (std::size_t i = 0; i < arguments_.size(); ++i) {
+    if (!schema_.arguments()[i].is_out() || !arguments_[i].isTensor()) continue;
+    const at::Tensor target = kernel_arguments_[i].toTensor();
+    targets.push_back(target);
+    kernel_arguments_[i] = at::empty_strided(target.sizes(), target.strides(), target.options());
   }
   launch(
       current_stream(device_), interned(device_name_), touches_,
@@ -365,6 +403,16 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
       stack->begin() + static_cast<std::ptrdiff_t>(first) + 3,
       c10::IValue(std::vector<std::int64_t>{grad.size(1)}));
   queued_as(general, op, stack);
+}
+
+// The CPU's kernel takes no generator and would draw from the host's.
+std::tuple<at::Tensor, at::Tensor> native_dropout(
+    const at::Tensor& input, double p, std::optional<bool> train) {
+  at::Tensor mask = at::empty_like(input, input.options().dtype(at::kBool));
+  if (!train.value_or(true)) return {input.clone(), mask.fill_(true)};
+  mask.bernoulli_(1.0 - p);
+  const double scale = p == 1.0 ? 0.0 : 1.0 / (1.0 - p);
+  return {input.mul(mask).mul_(scale), mask};
 }
 
 at::Tensor empty_memory_format(
@@ -483,7 +531,11 @@ void add_touches(const at::Tensor& tensor, bool writes, std::vector<Touch>& touc
 
 void run_below_autograd(const std::function<void()>& body) {
   at::AutoDispatchBelowADInplaceOrView no_autograd;
-  body();
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    throw std::runtime_error(error.what_without_backtrace());
+  }
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
@@ -502,6 +554,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", set_storage);
   m.impl("set_.source_Storage_storage_offset", set_storage_offset);
   m.impl("record_stream", record_tensor_on_stream);
+  m.impl("native_dropout", native_dropout);
+  // torch would take these apart, or look at masks twice, before the rule above gets them.
+  for (const char* name : {"index.Tensor", "native_layer_norm", "native_group_norm"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&queued>());
+  // Operators over lists of tensors are one kernel, as on CUDA. Copies may be between devices.
+  for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames())
+    if (op.name.rfind("aten::_foreach_", 0) == 0 && op.name != "aten::_foreach_copy_" &&
+        op.overload_name.find("out") == std::string::npos)
+      m.impl(
+          toString(op).c_str(), torch::CppFunction::makeFromBoxedFunction<&queued>());
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl(
       "convolution_backward_overrideable",

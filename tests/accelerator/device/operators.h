@@ -16,7 +16,7 @@ at::Tensor on_cpu(const at::Tensor& tensor);
 // The bytes of a tensor, in pieces where it has gaps, so that neighbours in one buffer do not meet.
 void add_touches(const at::Tensor& tensor, bool writes, std::vector<Touch>& touches);
 
-// What kernels run under: no autograd, and no tracing of what the host traces.
+// What kernels run under: no autograd, and errors that say what happened and not where in torch.
 void run_below_autograd(const std::function<void()>& body);
 
 }  // namespace sim

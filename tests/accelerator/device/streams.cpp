@@ -34,7 +34,8 @@ struct Stream {
 
   const int device;
   Clock clock;                // under order_mutex()
-  std::uint64_t number = 0;  // of the last kernel, likewise
+  std::uint64_t number = 0;       // of the last kernel, likewise
+  std::uint64_t drawn_from = 0;  // and of the last one before the delays were set
 
   std::mutex mutex;
   std::condition_variable arrived;
@@ -113,7 +114,7 @@ void run(Task& task, StreamNumber number) {
     std::lock_guard<std::recursive_mutex> lock(state().order);
     if (state().keeps_log)
       state().log.push_back(
-          {task.kernel, number, task.number, task.launched_ns, start_ns, end_ns});
+          {task.kernel, number, task.number, task.delay_ns, task.launched_ns, start_ns, end_ns});
   }
   if (task.reaches) task.reaches->reach();
 }
@@ -283,7 +284,7 @@ void launch(
   task.number = stream.number;
   task.launched_ns = now_ns();
   const Delays& delays = state().delays;
-  const double share = 2.0 * drawn((std::uint64_t{number} << 40) ^ stream.number) - 1.0;
+  const double share = 2.0 * drawn((std::uint64_t{number} << 40) ^ (stream.number - stream.drawn_from)) - 1.0;
   task.delay_ns = static_cast<std::int64_t>(
       static_cast<double>(delays.mean_ns) * (1.0 + delays.jitter * share));
   push(number, std::move(task));
@@ -387,6 +388,7 @@ void forget_errors() {
 void set_delays(const Delays& delays) {
   std::lock_guard<std::recursive_mutex> lock(state().order);
   state().delays = delays;
+  for (Stream& stream : state().streams) stream.drawn_from = stream.number;
 }
 
 double drawn(std::uint64_t key) {

@@ -79,7 +79,7 @@ std::recursive_mutex& order_mutex();
 Shadow& shadow();
 
 // Kernels last `mean_ns`, more or less by a share of up to `jitter`, drawn from `seed`, the stream's
-// number and the kernel's: the same in every run, whatever the threads do.
+// number and the kernel's since the delays were set: the same each time, whatever the threads do.
 struct Delays {
   std::int64_t mean_ns = 0;
   double jitter = 0.0;
@@ -93,6 +93,7 @@ struct KernelRecord {
   Name name;
   StreamNumber stream;
   std::uint64_t number;
+  std::int64_t delay_ns;  // as it was drawn
   std::int64_t launched_ns;
   std::int64_t start_ns;  // its delay begins here: on a device it would be running
   std::int64_t end_ns;

@@ -66,18 +66,18 @@ class Job:
 
     @cached_property
     def torch_default(self) -> Planned:
-        """In the buckets of torch's wrapper as it comes."""
+        """Return the plan in the buckets of torch's wrapper as it comes."""
         return self._by_planner("ddp")
 
     @cached_property
     def torch_best_cap(self) -> Planned:
-        """In the best of the uniform buckets that a patient user would try."""
+        """Return the plan in the best of the uniform buckets that a patient user would try."""
         sizes = [self._by_planner(f"fixed:{size:g}MiB") for size in UNIFORM_MIB]
         return min(sizes, key=lambda one: one.step_s)
 
     @cached_property
     def exact(self) -> Planned:
-        """In the best buckets, by the best collectives, with gradients as they are."""
+        """Return the best buckets by the best collectives, with gradients as they are."""
         return _first_or_faster(self._among(choice, (None,)) for choice in self._choices())
 
     def rounded(self, roundings: Sequence[RoundingName | None]) -> Planned:

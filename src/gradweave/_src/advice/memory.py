@@ -19,7 +19,7 @@ ADAM_BYTES = 2 * FLOAT32_BYTES
 
 
 def memory_bytes(trace: Trace, plan: Plan, *, workers: int) -> int:
-    """Of one rank that carries out this plan."""
+    """Return what one rank keeps that carries out this plan."""
     parameters = gradients = buckets = sum(tensor.nbytes for tensor in trace.tensors)
     adam = ADAM_BYTES * sum(tensor.elements for tensor in trace.tensors)
     if plan.passes == "both":

@@ -38,6 +38,7 @@ class CalibrationQuestion(Struct, frozen=True, kw_only=True):
     nodes_per_rack: int | None = None
     compressions: tuple[Compression, ...] = ()  # also time selecting and exchanging for these
     job: ReplayedJob | None = None  # time everything beside this, and nothing else; record it, too
+    keeps_slow: bool = False  # also ways that nobody would choose
 
 
 class CalibrationAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):

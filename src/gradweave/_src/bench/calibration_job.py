@@ -40,7 +40,7 @@ COPIED_TIMES = 7
 def in_default_group(
     question: CalibrationQuestion, *, advance: Callable[[], None]
 ) -> Network | None:
-    """In the group that the environment describes; rank 0 has the answer."""
+    """Calibrate the group that the environment describes; rank 0 has the answer."""
     with default_group() as group:
         return calibrated(question, group, advance=advance)
 
@@ -63,6 +63,7 @@ def calibrated(
             Communicator(same_ranks(group), topology=topology)
             for _ in range(LANES - 1 if is_sharded else 0)
         ],
+        keeps_slow=question.keeps_slow,
         advance=advance if group.rank() == 0 else lambda: None,
         beside=None if question.job is None else {"compute": partial(replaying, question.job)},
     )

@@ -46,7 +46,7 @@ def in_environment(
     *,
     advance: Callable[[], None] = lambda: None,
 ) -> Checkup | None:
-    """With the ranks that the environment describes; rank 0 has the answer."""
+    """Look over the ranks that the environment describes; rank 0 has the answer."""
     place = place_in(environment)
     facts = rank_facts(
         environment, rank=place.rank, threads=torch.get_num_threads(), versions=_versions()
@@ -255,7 +255,7 @@ def _who(facts: RankFacts) -> str:
 
 
 def _tell(line: str) -> None:
-    """On this rank itself: rank 0 knows only that it is missing."""
+    """Say it on this rank itself, for rank 0 knows only that it is missing."""
     sys.stderr.write(f"{line}\n")
 
 

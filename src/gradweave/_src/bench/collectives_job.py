@@ -29,7 +29,7 @@ def answers(question: Question, group: dist.ProcessGroup) -> Iterator[Timing]:
 
 
 def in_default_group(question: Question, *, on_timing: Callable[[Timing], None]) -> None:
-    """In the group that the environment describes; rank 0 reports."""
+    """Time collectives in the group that the environment describes; rank 0 reports."""
     with default_group() as group:
         for timing in answers(question, group):
             if group.rank() == 0:

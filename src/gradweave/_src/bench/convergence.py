@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from gradweave._src.bench.jobs import ask
+from gradweave._src.compression import ExchangeName
 from gradweave._src.lab import Cluster
 from gradweave._src.results import LossSeries
 
@@ -37,6 +38,7 @@ class Training(Struct, frozen=True, kw_only=True):
     warmup_epochs: float  # for all densities of the warm-up together
     density: float | None = None  # after warm-up; None: dense
     momentum: Momentum = "masked"  # where it is not dense
+    exchange: ExchangeName = "gtopk"  # where it is not dense
     wire: str | None = None  # how dense gradients travel, by a name of bench.wires; None: as is
     seed: int = 0
 
@@ -44,7 +46,8 @@ class Training(Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         if self.density is None:
             return self.wire or "dense"
-        return f"gTop-k {self.density:g}, {self.momentum} momentum"
+        by = "" if self.exchange == "gtopk" else f" by {self.exchange}"
+        return f"gTop-k {self.density:g}{by}, {self.momentum} momentum"
 
 
 class Epoch(Struct, frozen=True, kw_only=True):

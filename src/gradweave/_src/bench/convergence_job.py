@@ -99,14 +99,14 @@ def load(name: Data, folder: Path) -> ImageData | TextData:
 
 
 def centre(images: torch.Tensor, size: int) -> torch.Tensor:
-    """Of images that were moved at random, and so a random part of each."""
+    """Return the centre of images, which were moved at random, and so a random part of each."""
     margin = (images.shape[-1] - size) // 2
     return images[..., margin : margin + size, margin : margin + size]
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of learning, by step: a linear rise during warm-up, then a cosine to zero."""
+    """Rates of learning by step: they rise during warm-up, then follow a cosine to zero."""
 
     warmup_steps: int
     steps: int
@@ -158,6 +158,7 @@ class Learner:
             momentum=None if training.momentum == "optimizer's" else MOMENTUM,
             masking=training.momentum == "masked",
             clip_norm=training.clip_norm,
+            exchange=training.exchange,
             whole_model=True,
         )
         return DistributedDataParallel(

@@ -42,5 +42,5 @@ def asked(kind: type[Question]) -> Question:
 
 
 def answer(value: Struct) -> None:
-    """Called on rank 0."""
+    """Print the answer of a job, which rank 0 gives."""
     print(msgspec.json.encode(value).decode(), flush=True)  # noqa: T201

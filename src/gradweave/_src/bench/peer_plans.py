@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """A runtime of torch's.
+    """How a runtime of torch's is planned for and priced.
 
     ``plan`` merges by the planner it is given, or by its own. ``predict`` is also told what its
     ranks compute for each bucket, if it ``computes``. ``ways`` are what a calibration has to time.

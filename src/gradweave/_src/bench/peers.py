@@ -159,7 +159,7 @@ def in_turn(
     state: InTurn,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Torch's hook for PowerSGD, one bucket after the other.
+    """Run torch's hook for PowerSGD on one bucket after the other.
 
     It sends the second and third message of a bucket from the threads that gloo calls back on, and
     waits there. Two buckets at once leave gloo without a thread, for ever; and with more threads

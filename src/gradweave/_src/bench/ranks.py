@@ -27,7 +27,7 @@ def default_group() -> Iterator[dist.ProcessGroup]:
 
 
 def _why_nobody_met(error: Exception) -> str:
-    """In one line: torch's has the whole stack behind it."""
+    """Say it in one line, for torch's error has the whole stack behind it."""
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if "EADDRINUSE" in str(error):
         return f"{where} is in use by another program; give torchrun another --master-port"

@@ -54,7 +54,7 @@ class RealAnswer(Struct, frozen=True, kw_only=True):
 
 
 class RealTraining(Struct, frozen=True, kw_only=True):
-    """What came of a question."""
+    """This is what came of a question."""
 
     series: dict[str, LossSeries]  # losses, as means over the ranks, by runtime
     wrong: frozenset[str]  # runtimes under which weights became different

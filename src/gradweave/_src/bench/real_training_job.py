@@ -238,7 +238,7 @@ def timelines_of_ours(
 
 
 def _median_of(noted: list[list[Timeline]]) -> tuple[Timeline, ...]:
-    """Of all ranks, in the step that took rank 0 the median time."""
+    """Return the times of all ranks in the step that took rank 0 the median time."""
     ordered = sorted(noted[WARMUP_STEPS:], key=lambda ranks: ranks[0].iteration_s)
     return tuple(ordered[len(ordered) // 2])
 

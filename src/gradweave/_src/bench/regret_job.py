@@ -44,7 +44,7 @@ TrainingStep = Callable[[int], None]
 
 
 class Work(Protocol):
-    """What is trained. All ranks must ask together whether it ``is_correct``."""
+    """What is trained, and on what. All ranks must ask together whether it ``is_correct``."""
 
     def model(self) -> nn.Module: ...
 
@@ -79,7 +79,7 @@ class Replayed:
 
 
 class Real:
-    """From the same weights on the same batches in every turn."""
+    """A real model, which begins with the same weights and batches in every turn."""
 
     def __init__(self, work: RealWork, group: dist.ProcessGroup) -> None:
         self._work, self._group = work, group
@@ -113,7 +113,7 @@ class Real:
 
 
 def best_cap_mb(work: Work, group: dist.ProcessGroup) -> float:
-    """As `gradweave bench training` sweeps it."""
+    """Return the best cap, as `gradweave bench training` sweeps for it."""
     caps = swept_caps_mb(sum(parameter.nbytes for parameter in work.model().parameters()))
     taken_s: dict[float, list[float]] = {cap: [] for cap in caps}
     for _ in range(SWEEP_REPEATS):

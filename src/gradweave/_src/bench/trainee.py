@@ -54,12 +54,12 @@ class Trainee:
         return self.group.size() * (self.group.size() + 1) / 2
 
     def gradients_are(self, expected: float, *, within: float = 0.0) -> bool:
-        """On all ranks, up to this share."""
+        """Whether gradients are these on all ranks, up to this share."""
         parameters = self.model.parameters()
         return self.on_all(*(is_filled(p.grad, expected, within=within) for p in parameters))
 
     def gradients_are_alike(self) -> bool:
-        """On all ranks, and not zero."""
+        """Whether gradients are alike on all ranks, and not zero."""
         return self.is_alike(
             sum(
                 float(parameter.grad.double().sum())

@@ -148,7 +148,7 @@ def runtime_names() -> list[str]:
 
 
 def check_runtimes(runtimes: Sequence[str]) -> None:
-    """Before a cluster is built for nothing."""
+    """Refuse runtimes that mean nothing, before a cluster is built for them."""
     known = runtime_names()
     for name in runtimes:
         if BY in name:
@@ -224,8 +224,13 @@ def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def needs_slow_ways(runtimes: Sequence[str]) -> bool:
+    """Whoever names a collective wants its price, also where nobody would choose it."""
+    return any(BY in name for name in runtimes)
+
+
 def compressions_of(runtimes: Sequence[str]) -> tuple[Compression, ...]:
-    """Of those that send a share of the gradients only."""
+    """Return the compressions of runtimes that send a share of the gradients only."""
     return tuple(parse_compression(r) for r in runtimes if parse_spec(r).name in EXCHANGE_NAMES)
 
 
@@ -382,11 +387,11 @@ def _case(runtime: str, job: Job, cap_mb: float | None) -> Case:
         planner = "ddp" if cap_mb is None else f"fixed:{cap_mb:g}MiB"
         return Case(runtime=runtime, plan=peer.plan(job, planner), bucket_cap_mb=cap_mb)
     noting = parse_spec(runtime).name == NOTING
-    return Case(runtime=runtime, plan=_plan(runtime, job), noting=noting)
+    return Case(runtime=runtime, plan=plan_of(runtime, job), noting=noting)
 
 
-def _plan(runtime: str, job: Job) -> Plan:
-    """Of a runtime of ours that follows one."""
+def plan_of(runtime: str, job: Job) -> Plan:
+    """Return the plan of a runtime of ours that follows one."""
     if BY in runtime:
         return _plan_by(runtime, job)
     plan_for = partial(make_plan, job.trace, job.network, workers=job.workers)

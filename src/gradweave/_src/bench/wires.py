@@ -21,7 +21,7 @@ FORGETFUL = "int8-forgetful"
 
 
 def wrapped(model: nn.Module, wire: str, group: dist.ProcessGroup) -> TorchDDP:
-    """By a precision of our wrapper, ``int8-forgetful`` or ``powersgd:RANK``."""
+    """Wrap a model by a precision of ours, ``int8-forgetful`` or ``powersgd:RANK``."""
     if wire == FORGETFUL:
         ddp = TorchDDP(model, process_group=group)
         ddp.register_comm_hook(OwnGroup(group, None), _round_and_forget)

@@ -38,7 +38,7 @@ def plain_optimizer(optimizer: Optimizer) -> Optimizer:
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    """In the order of its state dict."""
+    """Return an optimizer's parameters in the order of its state dict."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

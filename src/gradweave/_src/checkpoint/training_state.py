@@ -202,7 +202,7 @@ class TrainingState:
         )
 
     def _contents(self) -> str:
-        """In words, for people and for comparison."""
+        """Return what a state has in words, which can be read and compared."""
         kinds = ", ".join(type(optimizer).__name__ for optimizer in self._optimizers)
         residuals = "residuals" if self._sparse is not None else "no residuals"
         return f"a model, optimizers ({kinds or 'none'}) and {residuals}"

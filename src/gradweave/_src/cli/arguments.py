@@ -129,7 +129,7 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
 
 
 def asked_traces(options: argparse.Namespace) -> list[Trace]:
-    """Changed as asked for."""
+    """Return the traces that were named, changed as asked for."""
     return [
         _changed(load_trace(name), options, width)
         for name in options.trace
@@ -138,7 +138,7 @@ def asked_traces(options: argparse.Namespace) -> list[Trace]:
 
 
 def asked_networks(options: argparse.Namespace) -> list[Network]:
-    """Changed as asked for."""
+    """Return the networks that were named, changed as asked for."""
     networks = [load_network(name) for name in options.network]
     if options.selection is None:
         return networks
@@ -247,7 +247,7 @@ def number(
 
 @told
 def _time(text: str) -> float:
-    """Of computing, which takes some."""
+    """Return a time of computing, which must be more than none."""
     seconds = parse_duration(text)
     if seconds == 0:
         raise RequestError(f"expected a duration above 0, got {text!r}")

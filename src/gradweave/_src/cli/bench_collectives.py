@@ -138,7 +138,7 @@ def _print(rows: list[Row], *, as_json: bool) -> None:
 
 
 def _check_algorithms(operations: list[Operation], algorithms: list[str]) -> None:
-    """Before a cluster is built for nothing."""
+    """Refuse algorithms that there are not, before a cluster is built for them."""
     for operation, algorithm in product(operations, algorithms):
         known = ["native", *collectives.names(operation)]
         if parse_spec(algorithm).name not in known:
@@ -148,7 +148,7 @@ def _check_algorithms(operations: list[Operation], algorithms: list[str]) -> Non
 
 @told
 def _sizes(text: str) -> list[int]:
-    """Of float32 messages, so whole multiples of four bytes."""
+    """Return sizes of float32 messages, which are whole multiples of four bytes."""
     sizes = [parse_bytes(part) for part in names(text)]
     for nbytes in sizes:
         if nbytes % FLOAT_BYTES:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method",
         type=names,
         metavar="M",
-        help="radix, torch-topk, sampled, gaussian (default: all)",
+        help="radix, threshold, torch-topk, sampled, gaussian (default: all)",
     )
     parser.add_argument(
         "--repeats", type=count, default=7, metavar="N", help="each, in turn (default: 7)"

@@ -15,6 +15,7 @@ from gradweave._src.bench.training import (
     Settings,
     check_runtimes,
     compressions_of,
+    needs_slow_ways,
     steps,
     to_measure,
     train,
@@ -185,7 +186,7 @@ def _under_torchrun(
 
 
 def _torchrun_command(place: Place) -> str:
-    """As far as its ranks can tell."""
+    """Return torchrun's command line, as far as its ranks can tell."""
     launched = f"torchrun --nnodes {place.nodes} --nproc-per-node {place.ranks_per_node}"
     return f"{launched} -m {shlex.join(['gradweave', *sys.argv[1:]])}"
 
@@ -229,6 +230,7 @@ def _network(
             repeats=9,
             nodes_per_rack=rack_nodes,
             compressions=compressions_of(options.runtime),
+            keeps_slow=needs_slow_ways(options.runtime),
         )
         with progress_bar(None, doing="calibrating") as advance:
             network = calibrate(question, advance=advance)

@@ -105,7 +105,7 @@ class Phase(Struct, frozen=True, kw_only=True):
 
 
 class Training(Struct, frozen=True, kw_only=True):
-    """The real training."""
+    """What the real training came to."""
 
     model: str
     rate: str | None

@@ -71,7 +71,7 @@ def _checked(options: argparse.Namespace, question: CheckupQuestion) -> Checkup 
 
 
 def _page_maker(output: str) -> Callable[[Diagnosis], str]:
-    """Before anything is measured for nothing."""
+    """Return what makes the page, or refuse before anything is measured for it."""
     if not Path(output).absolute().parent.is_dir():
         raise RequestError(f"there is no folder to write {output} to; make it first")
     try:

@@ -27,12 +27,12 @@ class Column(NamedTuple):
 
     @property
     def widest(self) -> int:
-        """As wide as it would like to be."""
+        """Return the column as wide as it would like to be."""
         return max(cell_len(self.name), self._cells)
 
     @property
     def folded(self) -> int:
-        """With its header on several lines."""
+        """Return the column with its header on several lines."""
         return max(self._header, self._cells)
 
     @property
@@ -151,6 +151,6 @@ def _keys(columns: Sequence[Column]) -> list[Column]:
 
 
 def drawn_width(widths: Iterable[int]) -> int:
-    """Of a table with columns of these widths."""
+    """Return the width of a table with columns of these widths."""
     drawn = list(widths)
     return sum(drawn) + BORDER * len(drawn) + 1

@@ -88,7 +88,7 @@ def _by_bucket(plan: Plan, spans: Sequence[Span]) -> list[list[Span]]:
 
 
 def _gathered_at(messages: Sequence[Sequence[Span]]) -> dict[str, list[str]]:
-    """When its parameters have come back, in the next iteration."""
+    """Return when parameters have come back, in the next iteration."""
     if not messages:
         return {}
     return {"gathered at ms": [milliseconds(spans[-1].end_s) for spans in messages]}

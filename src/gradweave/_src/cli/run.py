@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
-    """Of our wrapper, where anything was said.
+    """Return the options of our wrapper that were given.
 
     Files and folders are those of here: a script may go elsewhere before it wraps its model.
     """

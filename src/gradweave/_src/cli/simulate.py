@@ -8,6 +8,8 @@ the planner says, then simulate one iteration. Examples:
       --planner wfbp,single,mgwfbp,optimal --collective ring
   gradweave simulate --trace resnet50 --network gtopk-1gbe --workers 4,16,64,256,1024,2048 \\
       --planner optimal --passes backward,both
+  gradweave simulate --trace llama-1b --network tiers-100gbe --collective blueconnect:pat \\
+      --workers 1000,100000 --failure-hours 50000 --restart 300s --checkpoint 30s
 
 With --chakra the iteration of one such job is also written for other simulators, as a Chakra
 execution trace: PREFIX.0.et and so on, a file for each rank.
@@ -22,6 +24,7 @@ from itertools import groupby
 from pathlib import Path
 
 from gradweave._src.cli import arguments
+from gradweave._src.cli.parser import told
 from gradweave._src.cli.tables import (
     milliseconds,
     note_extrapolations,
@@ -34,8 +37,9 @@ from gradweave._src.cli.tables import (
 from gradweave._src.errors import RequestError
 from gradweave._src.formats.chakra import write_ranks
 from gradweave._src.planning import planner_summary
-from gradweave._src.simulation import Jitter, Outcome
+from gradweave._src.simulation import HOUR_S, Failures, Jitter, Outcome
 from gradweave._src.simulation import run as run_case
+from gradweave._src.vocabulary import parse_duration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,11 +82,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="write the one job asked for as a Chakra execution trace, a file for each rank",
     )
+    failing = parser.add_argument_group("workers that fail")
+    failing.add_argument(
+        "--failure-hours",
+        type=arguments.number(above=0),
+        metavar="H",
+        help="a worker fails once in so many hours, and stops all of them",
+    )
+    failing.add_argument(
+        "--restart",
+        type=told(parse_duration),
+        metavar="T",
+        help="from a failure until all train again, such as 300s (default: 0s)",
+    )
+    failing.add_argument(
+        "--checkpoint",
+        type=told(parse_duration),
+        metavar="T",
+        help="to write one, while nobody trains, such as 30s (default: 0s)",
+    )
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 
 
 def run(options: argparse.Namespace) -> None:
-    jitter = _jitter(options)
+    jitter, failures = _jitter(options), _failures(options)
     cases = arguments.asked_cases(options)
     if options.chakra is not None and len(cases) > 1:
         raise RequestError(
@@ -91,7 +114,13 @@ def run(options: argparse.Namespace) -> None:
         )
     outcomes = []
     for case in progress(cases, doing="simulating"):
-        simulated = run_case(case, jitter=jitter, iterations=options.iterations, seed=options.seed)
+        simulated = run_case(
+            case,
+            jitter=jitter,
+            iterations=options.iterations,
+            seed=options.seed,
+            failures=failures,
+        )
         outcomes.append(simulated.outcome)
         if options.chakra is not None:
             write_ranks(
@@ -106,6 +135,8 @@ def run(options: argparse.Namespace) -> None:
     else:
         for _, group in groupby(outcomes, _job):
             _print(list(group))
+        if failures is not None:
+            _print_survival(outcomes)
         _explain(options.planner)
     note_extrapolations(outcomes)
 
@@ -120,6 +151,43 @@ def _jitter(options: argparse.Namespace) -> Jitter | None:
     if options.jitter == 0 and options.stragglers == 0:
         return None
     return Jitter(spread=options.jitter, stragglers=options.stragglers, slowdown=options.slowdown)
+
+
+def _failures(options: argparse.Namespace) -> Failures | None:
+    if options.failure_hours is None:
+        if options.restart is not None or options.checkpoint is not None:
+            raise RequestError(
+                "--restart and --checkpoint are about failures; say how often a worker fails, "
+                "such as --failure-hours 50000"
+            )
+        return None
+    return Failures(
+        rank_mtbf_s=options.failure_hours * HOUR_S,
+        restart_s=options.restart or 0.0,
+        checkpoint_s=options.checkpoint or 0.0,
+    )
+
+
+def _print_survival(outcomes: Sequence[Outcome]) -> None:
+    survivals = [o.survival for o in outcomes]
+    known = [(o, s) for o, s in zip(outcomes, survivals, strict=True) if s is not None]
+    print_table(
+        "with failures, and a checkpoint as often as is best",
+        {
+            "trace": [o.trace for o, _ in known],
+            "workers": [str(o.workers) for o, _ in known],
+            "planner": [o.planner for o, _ in known],
+            "fails every": [_long(s.job_mtbf_s) for _, s in known],
+            "checkpoint every": [_long(s.interval_s) for _, s in known],
+            "goodput": [percent(s.goodput) for _, s in known],
+            "of perfect": [percent(s.goodput * o.efficiency) for o, s in known],
+            "samples/s": [f"{s.goodput * o.samples_per_s:,.0f}" for o, s in known],
+        },
+    )
+
+
+def _long(seconds: float) -> str:
+    return f"{seconds / HOUR_S:,.1f} h" if seconds >= HOUR_S else f"{seconds:,.1f} s"
 
 
 def _job(outcome: Outcome) -> tuple[str, ...]:

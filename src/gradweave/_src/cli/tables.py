@@ -53,12 +53,12 @@ TEXT_COLUMNS = frozenset({"changes in results", "switched on by", "what it is"})
 
 
 def print_line(text: str) -> None:
-    """For people: names in it are whatever somebody has written into a file."""
+    """Print a line; names in it are whatever somebody has written into a file."""
     print(printable(text))
 
 
 def print_note(text: str) -> None:
-    """The same, beside the answer."""
+    """Print a line beside the answer, on the other stream."""
     print(f"note: {printable(text)}", file=sys.stderr)
 
 
@@ -77,7 +77,7 @@ def _in_ascii(line: str) -> str:
 
 
 def print_table(title: str, columns: Mapping[str, Sequence[str]]) -> None:
-    """As wide as there is space for, without cutting a number."""
+    """Print a table as wide as there is space for, without cutting a number."""
     space = _space()
     shown = {printable(name): tuple(map(printable, cells)) for name, cells in columns.items()}
     fitted = fit([Column(name, cells, _kind(name)) for name, cells in shown.items()], space)
@@ -108,7 +108,7 @@ def _kind(column: str) -> Kind:
 
 
 def _space() -> int:
-    """Of the terminal, or as the environment says."""
+    """Return the width of the terminal, or what the environment says."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
         return max(LEAST_WIDTH, Console().width)
     return UNLIMITED_WIDTH
@@ -152,10 +152,10 @@ def progress_bar(total: int | None, *, doing: str) -> Iterator[Callable[[], None
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Nothing where nobody knows."""
+    """Return milliseconds as text, which is empty where nobody knows."""
     return "" if seconds is None else f"{seconds * 1e3:,.1f}"
 
 
 def percent(share: float | None) -> str:
-    """Nothing where nobody knows."""
+    """Return a share in percent as text, which is empty where nobody knows."""
     return "" if share is None else f"{share:.1%}"

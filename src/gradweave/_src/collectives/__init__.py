@@ -1,4 +1,4 @@
-"""Collectives as data. A new algorithm is one file and one line in ``ALGORITHMS``.
+"""Collectives are data here. A new algorithm is one file and one line in ``ALGORITHMS``.
 
 Schedules are written for ranks 0 to N-1 with root 0; ``build`` gives the parts to the real ranks in
 an order that follows the network, so that a ring or a chain enters and leaves each host once.
@@ -7,6 +7,7 @@ an order that follows the network, so that a ring or a chain enters and leaves e
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import get_args
 
 import numpy as np
@@ -18,11 +19,13 @@ from gradweave._src.collectives import (
     halving,
     mst,
     parameter_server,
+    pat,
     pipeline,
     ring,
     tree,
     two_level,
 )
+from gradweave._src.collectives.alike import Stage
 from gradweave._src.collectives.program import program
 from gradweave._src.collectives.schedule import Schedule, renamed
 from gradweave._src.collectives.topology import Topology
@@ -39,6 +42,7 @@ from gradweave._src.vocabulary import (
     alternatives,
     parse_servers,
     parse_spec,
+    parse_tiers,
     refuse_argument,
 )
 
@@ -52,6 +56,7 @@ __all__ = [
     "is_schedule",
     "names",
     "operations_of",
+    "stages_of",
     "sums_copies",
     "ways",
 ]
@@ -103,27 +108,39 @@ def _served(build_for: Callable[[int, int], Schedule]) -> Algorithm:
 
 
 def _blueconnect(request: Request) -> Schedule:
+    factors, order = request.topology.factors, request.topology.order
+    tiers = _tiers_of(factors, nbytes=request.nbytes, link=request.link, spec=request.spec)
+    match request.operation:
+        case "reduce-scatter":
+            return blueconnect.reduce_scatter(factors, order, tiers)
+        case "all-gather":
+            return blueconnect.all_gather(factors, order, tiers)
+    return blueconnect.all_reduce(factors, tiers)
+
+
+def _tiers_of(
+    factors: Sequence[int], *, nbytes: int, link: Link, spec: Spec
+) -> list[blueconnect.Tier]:
     """``blueconnect`` picks each tier's reduce-scatter; ``blueconnect:ring/halving-doubling`` names
-    them, innermost first.
+    them, innermost first, and ``blueconnect:pat`` one for all of them.
     """
-    factors = request.topology.factors
-    if request.spec.argument is None:
-        return blueconnect.all_reduce(factors, _tiers_for(request))
-    named = request.spec.argument.split("/")
+    if spec.argument is None:
+        return _tiers_for(factors, nbytes, link)
+    named = parse_tiers(spec.argument, len(factors))
     if len(named) != len(factors) or not set(named) <= set(TIERS):
         raise RequestError(
-            f"blueconnect:{request.spec.argument}: expected {len(factors)} of {', '.join(TIERS)}, "
+            f"{spec}: expected {len(factors)} of {', '.join(TIERS)}, "
             f"separated by slashes, for tiers of {factors}"
         )
-    return blueconnect.all_reduce(factors, [TIERS[name] for name in named])
+    return [TIERS[name] for name in named]
 
 
-def _tiers_for(request: Request) -> list[blueconnect.Tier]:
+def _tiers_for(factors: Sequence[int], nbytes: int, link: Link) -> list[blueconnect.Tier]:
     """Halving where its fewer rounds matter, otherwise the ring, whose connections stay busy."""
-    chosen, part_bytes = [], request.nbytes
-    for size in request.topology.factors:
-        spared_s = (size - 1 - rounds(size)) * request.link.latency_s
-        matters = spared_s > LATENCY_MATTERS * part_bytes * request.link.s_per_byte
+    chosen, part_bytes = [], nbytes
+    for size in factors:
+        spared_s = (size - 1 - rounds(size)) * link.latency_s
+        matters = spared_s > LATENCY_MATTERS * part_bytes * link.s_per_byte
         chosen.append(blueconnect.best_tier(size) if matters else blueconnect.RING)
         part_bytes //= size
     return chosen
@@ -140,6 +157,7 @@ def _two_level(request: Request) -> Schedule:
 TIERS: Mapping[str, blueconnect.Tier] = {
     "ring": blueconnect.RING,
     "halving-doubling": blueconnect.HALVING,
+    "pat": blueconnect.PAT,
 }
 
 ALGORITHMS: Mapping[tuple[Operation, str], Algorithm] = {
@@ -147,6 +165,7 @@ ALGORITHMS: Mapping[tuple[Operation, str], Algorithm] = {
     ("all-reduce", "binary-tree"): _plain(tree.all_reduce),
     ("all-reduce", "recursive-doubling"): _plain(doubling.all_reduce),
     ("all-reduce", "halving-doubling"): _plain(halving.all_reduce),
+    ("all-reduce", "pat"): _plain(pat.all_reduce),
     ("all-reduce", "double-tree"): _plain(tree.double_all_reduce),
     ("all-reduce", "linear-pipeline"): _pipelined(pipeline.all_reduce),
     ("all-reduce", "mst"): _plain(mst.all_reduce),
@@ -162,8 +181,12 @@ ALGORITHMS: Mapping[tuple[Operation, str], Algorithm] = {
     ("reduce", "exchange"): _plain(exchange.reduce),
     ("reduce-scatter", "ring"): _plain(ring.reduce_scatter),
     ("reduce-scatter", "halving-doubling"): _plain(halving.reduce_scatter),
+    ("reduce-scatter", "pat"): _plain(pat.reduce_scatter),
+    ("reduce-scatter", "blueconnect"): _blueconnect,
     ("all-gather", "ring"): _plain(ring.all_gather),
     ("all-gather", "halving-doubling"): _plain(halving.all_gather),
+    ("all-gather", "pat"): _plain(pat.all_gather),
+    ("all-gather", "blueconnect"): _blueconnect,
 }
 
 # Each in one line, for people: how a message of N ranks travels.
@@ -173,6 +196,7 @@ SUMMARIES: Mapping[str, str] = {
     "binary-tree": "up to the root and down again, the whole message in every round",
     "recursive-doubling": "partners swap all they have: log N rounds, for small messages",
     "halving-doubling": "the ring's bytes in log N rounds",
+    "pat": "the ring's bytes in log N rounds for any N, by trees of all ranks at once, as NCCL's",
     "double-tree": "each half of the message through a tree of its own, in chunks",
     "linear-pipeline": "blocks along a chain; linear-pipeline:64KiB names their size",
     "mst": "a minimum spanning tree: who has the message passes it on",
@@ -240,6 +264,33 @@ def build(
     if operation in {"broadcast", "reduce"}:
         order = topology.beginning_with(root)
     return renamed(schedule, order)
+
+
+def stages_of(
+    operation: Operation, collective: str, *, factors: Sequence[int], nbytes: int, link: Link
+) -> list[Stage]:
+    """The same as ``build``, written down once for all ranks, where all ranks do the same.
+
+    Ranks are numbered with the innermost of ``factors`` fastest.
+    """
+    spec = parse_spec(collective)
+    if (operation, spec.name) not in ALGORITHMS or spec.name not in {*TIERS, "blueconnect"}:
+        raise RequestError(
+            f"{operation} by {collective!r} is not written down once for all ranks; take "
+            f"{', '.join(TIERS)} or blueconnect"
+        )
+    if spec.name == "blueconnect":
+        tiers = _tiers_of(factors, nbytes=nbytes, link=link, spec=spec)
+        inwards, outwards = blueconnect.stages(factors, tiers)
+    else:
+        refuse_argument(spec)
+        inwards, outwards = blueconnect.stages([prod(factors)], [TIERS[spec.name]])
+    match operation:
+        case "reduce-scatter":
+            return inwards
+        case "all-gather":
+            return outwards
+    return [*inwards, *outwards]
 
 
 def is_schedule(collective: str) -> bool:

@@ -11,14 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradweave._src.collectives import halving, ring
+from gradweave._src.collectives import halving, pat, ring
+from gradweave._src.collectives.alike import Alike, Axis, Halves, Hop, Stage, placed
 from gradweave._src.collectives.schedule import (
     IntArray,
     Schedule,
+    block_by_block,
     nothing,
     on_groups,
     then,
 )
+from gradweave._src.errors import RequestError
 
 
 class Tier(NamedTuple):
@@ -26,10 +29,26 @@ class Tier(NamedTuple):
 
     reduce_scatter: Callable[[int], Schedule]
     all_gather: Callable[[int], Schedule]
+    halves: Callable[[int], list[Halves]]  # the same, written down once for all ranks
 
 
-RING = Tier(ring.reduce_scatter, ring.all_gather)
-HALVING = Tier(halving.reduce_scatter, halving.all_gather)
+def _in_pairs(ranks: int) -> list[Halves]:
+    """Halving: pairs at half the distance each time. Every rank of a power of two does the same."""
+    if ranks & (ranks - 1):
+        raise RequestError(
+            f"{ranks} ranks by halving-doubling do not all do the same, for they are no power of "
+            "two; take ring or pat"
+        )
+    one_round = Alike(
+        members=2, rounds=1, hop=lambda _: Hop(1, np.array([0])), add=False, sends_once=True
+    )
+    strides = [1 << bit for bit in reversed(range(ranks.bit_length() - 1))]
+    return [Halves(Axis(stride, 2), one_round.backwards(), one_round) for stride in strides]
+
+
+RING = Tier(ring.reduce_scatter, ring.all_gather, ring.halves)
+HALVING = Tier(halving.reduce_scatter, halving.all_gather, _in_pairs)
+PAT = Tier(pat.reduce_scatter, pat.all_gather, pat.halves)
 
 
 def best_tier(ranks: int) -> Tier:
@@ -39,14 +58,67 @@ def best_tier(ranks: int) -> Tier:
 
 def all_reduce(factors: Sequence[int], tiers: Sequence[Tier] | None = None) -> Schedule:
     """``factors`` innermost first."""
-    ranks = prod(factors)
-    if ranks == 1:
+    if prod(factors) == 1:
         return nothing(1)
+    return then(_inwards(factors, tiers), _outwards(factors, tiers))
+
+
+def reduce_scatter(
+    factors: Sequence[int], order: Sequence[int], tiers: Sequence[Tier] | None = None
+) -> Schedule:
+    """The way in; the rank at place p is ``order[p]``, and ends with the block of its number."""
+    return _owned(_inwards(factors, tiers), factors, np.array(order))
+
+
+def all_gather(
+    factors: Sequence[int], order: Sequence[int], tiers: Sequence[Tier] | None = None
+) -> Schedule:
+    """The way out; the rank at place p is ``order[p]``, and begins with the block of its number."""
+    return _owned(_outwards(factors, tiers), factors, np.array(order))
+
+
+def stages(factors: Sequence[int], tiers: Sequence[Tier]) -> tuple[list[Stage], list[Stage]]:
+    """The way in and the way out, written down once for all ranks."""
+    halves: list[Halves] = []
+    for tier, (size, by) in enumerate(zip(factors, tiers, strict=True)):
+        halves += placed(by.halves(size), prod(factors[:tier]))
+    return (
+        [Stage(half.axis, half.scattering) for half in halves],
+        [Stage(half.axis, half.gathering) for half in reversed(halves)],
+    )
+
+
+def _inwards(factors: Sequence[int], tiers: Sequence[Tier] | None) -> Schedule:
+    return then(
+        *(
+            stage(factors, tier, by.reduce_scatter(size))
+            for tier, size, by in _sized(factors, tiers)
+        )
+    )
+
+
+def _outwards(factors: Sequence[int], tiers: Sequence[Tier] | None) -> Schedule:
+    return then(
+        *(
+            stage(factors, tier, by.all_gather(size))
+            for tier, size, by in reversed(_sized(factors, tiers))
+        )
+    )
+
+
+def _sized(factors: Sequence[int], tiers: Sequence[Tier] | None) -> list[tuple[int, int, Tier]]:
     chosen = tiers or [best_tier(size) for size in factors]
-    sized = list(enumerate(zip(factors, chosen, strict=True)))
-    inwards = [stage(factors, tier, by.reduce_scatter(size)) for tier, (size, by) in sized]
-    outwards = [stage(factors, tier, by.all_gather(size)) for tier, (size, by) in reversed(sized)]
-    return then(*inwards, *outwards)
+    return [(tier, size, chosen[tier]) for tier, size in enumerate(factors)]
+
+
+def _owned(part: Schedule, factors: Sequence[int], order: IntArray) -> Schedule:
+    """With ranks and blocks renamed so that each rank's own block has its number.
+
+    What was one run of blocks then lies all over the message, so that each block travels by itself.
+    """
+    owner = np.empty_like(order)
+    owner[_first_block(np.arange(len(order)), factors, len(order))] = order
+    return block_by_block(part, ranks=order, blocks=owner)
 
 
 def stage(factors: Sequence[int], tier: int, part: Schedule) -> Schedule:

@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from gradweave._src.collectives.schedule import Round, Schedule, then, transfers
+from gradweave._src.collectives.alike import Alike, Axis, Halves, Hop, spread
+from gradweave._src.collectives.schedule import Schedule, then
 
 
 def reduce_scatter(ranks: int) -> Schedule:
     """N-1 rounds; rank r ends with the sum of block r."""
-    return _around(ranks, ahead=-1, add=True)
+    return spread(_around(ranks, first=-1, add=True))
 
 
 def all_gather(ranks: int) -> Schedule:
@@ -16,7 +17,7 @@ def all_gather(ranks: int) -> Schedule:
     In the direction of the reduce-scatter, not backwards: connections that have just been busy are
     up to speed.
     """
-    return _around(ranks, ahead=0, add=False)
+    return spread(_around(ranks, first=0, add=False))
 
 
 def all_reduce(ranks: int) -> Schedule:
@@ -24,12 +25,22 @@ def all_reduce(ranks: int) -> Schedule:
     return then(reduce_scatter(ranks), all_gather(ranks))
 
 
-def _around(ranks: int, *, ahead: int, add: bool) -> Schedule:
-    """Rank r begins with block r + ``ahead`` and then passes on what it has received last."""
+def halves(ranks: int) -> list[Halves]:
+    return [
+        Halves(
+            Axis(1, ranks),
+            _around(ranks, first=-1, add=True),
+            _around(ranks, first=0, add=False),
+        )
+    ]
 
-    def round_(number: int) -> Round:
-        source = np.arange(ranks)
-        block = (source + ahead - number) % ranks
-        return transfers(source, (source + 1) % ranks, block, block + 1, add=add)
 
-    return Schedule(ranks, ranks, ranks - 1, round_)
+def _around(ranks: int, *, first: int, add: bool) -> Alike:
+    """Each begins with the part ``first`` and then passes on what it has received last."""
+    return Alike(
+        members=ranks,
+        rounds=ranks - 1,
+        hop=lambda number: Hop(1, np.array([first - number])),
+        add=add,
+        sends_once=True,
+    )

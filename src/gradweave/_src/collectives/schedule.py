@@ -145,6 +145,23 @@ def renamed(part: Schedule, names: IntArray) -> Schedule:
     return on_groups(part, names[None, :], whole[None, :], ranks=part.ranks, blocks=part.blocks)
 
 
+def block_by_block(part: Schedule, *, ranks: IntArray, blocks: IntArray) -> Schedule:
+    """The same with rank r played by ``ranks[r]`` and block b called ``blocks[b]``.
+
+    Neighbouring blocks need not stay neighbours, so each is a transfer of its own.
+    """
+
+    def round_(number: int) -> Round:
+        one = part.round(number)
+        length = one.last - one.first
+        row = np.repeat(np.arange(len(length)), length)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
+        block = blocks[one.first[row] + within]
+        return Round(ranks[one.source[row]], ranks[one.target[row]], block, block + 1, one.add[row])
+
+    return Schedule(part.ranks, part.blocks, part.rounds, round_)
+
+
 def backwards(part: Schedule, *, add: bool) -> Schedule:
     """Every transfer the other way, the last round first.
 

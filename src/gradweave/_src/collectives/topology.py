@@ -1,7 +1,7 @@
 """Which ranks are close to each other, so that algorithms can follow the network."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -41,31 +41,43 @@ def flat_topology(ranks: int) -> Topology:
     return Topology(tuple(range(ranks)), (ranks,))
 
 
-def topology_of(hosts: Sequence[Hashable], racks: Sequence[Hashable] | None = None) -> Topology:
-    """From the name of each rank's host, and of its rack where they are known."""
-    if racks is not None and len(racks) != len(hosts):
-        raise ValueError(f"{len(hosts)} ranks have hosts and {len(racks)} have racks")
-    rack_of = list(racks) if racks is not None else [None] * len(hosts)
-    places: list[tuple[Hashable, ...]] = list(zip(rack_of, hosts, strict=True))
-    first_seen = {place: rank for rank, place in reversed(list(enumerate(places)))}
-    rack_seen = {rack: rank for rank, rack in reversed(list(enumerate(rack_of)))}
-    order = sorted(
-        range(len(hosts)),
-        key=lambda rank: (rack_seen[rack_of[rank]], first_seen[places[rank]], rank),
-    )
+def topology_of(hosts: Sequence[Hashable], *outer: Sequence[Hashable]) -> Topology:
+    """From the name of each rank's host; of its rack, its pod and so on where they are known.
+
+    Groups that are not of equal size, and all that lies beyond them, are one group.
+    """
+    for names in outer:
+        if len(names) != len(hosts):
+            raise ValueError(f"{len(hosts)} ranks have hosts and {len(names)} have racks")
+    # A place is a path from the outermost tier to the host, so that equal names in different racks
+    # are different hosts.
+    places = list(zip(*reversed(outer), hosts, strict=True))
+    depths = range(len(places[0]), 0, -1) if places else range(0)
+    # Each group where its first rank stands, the outermost tier deciding first: lexsort's last key.
+    columns = [np.arange(len(places))]
+    for depth in depths:
+        first_seen: dict[tuple[Hashable, ...], int] = {}
+        groups = (place[:depth] for place in places)
+        columns.append(
+            np.array([first_seen.setdefault(group, rank) for rank, group in enumerate(groups)])
+        )
+    order = np.lexsort(columns).tolist()
     return Topology(tuple(order), _factors(places))
 
 
 def _factors(places: Sequence[tuple[Hashable, ...]]) -> tuple[int, ...]:
-    per_host = set(Counter(places).values())
-    hosts_per_rack = set(Counter(rack for rack, _ in set(places)).values())
-    if len(per_host) > 1:
-        return (len(places),)
-    (local,) = per_host
-    if len(hosts_per_rack) > 1:
-        return _without_ones((local, len(places) // local))
-    (hosts,) = hosts_per_rack
-    return _without_ones((local, hosts, len(places) // (local * hosts)))
+    """How many groups of each tier are in one of the next, innermost first."""
+    sizes: list[int] = []
+    members: Collection[tuple[Hashable, ...]] = places
+    for depth in reversed(range(len(places[0]) + 1)):
+        counted = Counter(place[:depth] for place in members)
+        if len(set(counted.values())) > 1:
+            break
+        sizes.append(next(iter(counted.values())))
+        members = counted.keys()
+    else:
+        return _without_ones(tuple(sizes))
+    return _without_ones((*sizes, len(places) // prod(sizes)))
 
 
 def _without_ones(factors: tuple[int, ...]) -> tuple[int, ...]:

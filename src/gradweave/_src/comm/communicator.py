@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from functools import lru_cache
 from socket import gethostname
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import torch
@@ -26,10 +27,12 @@ from gradweave._src.costs import GIGABIT_ETHERNET, Link
 from gradweave._src.errors import RequestError
 from gradweave._src.torch_internals import backend_for
 from gradweave._src.travel import Travel, parse_travel
-from gradweave._src.vocabulary import Operation, parse_spec
+from gradweave._src.vocabulary import Operation, parse_spec, parse_tiers
 
 PROGRAMS_KEPT = 256
 AUTO = ("auto",)
+
+_topologies: WeakKeyDictionary[dist.ProcessGroup, Topology] = WeakKeyDictionary()
 
 
 class Communicator:
@@ -211,8 +214,14 @@ def _program(
 
 
 def host_topology(group: dist.ProcessGroup) -> Topology:
-    """Ranks grouped by the name of their host."""
-    return topology_of(gather_text(group, gethostname(), device=group_device(group)))
+    """Ranks grouped by the name of their host.
+
+    All ranks ask together, and only once for a group: this is as long as there are ranks.
+    """
+    if group not in _topologies:
+        hosts = gather_text(group, gethostname(), device=group_device(group))
+        _topologies[group] = topology_of(hosts)
+    return _topologies[group]
 
 
 def _wire_format(
@@ -233,9 +242,9 @@ def _named_tiers(operation: Operation, collective: str, topology: Topology) -> t
     name, argument = parse_spec(collective)
     if operation != "all-reduce" or name != "blueconnect" or argument is None:
         return ()
-    tiers = tuple(argument.split("/"))
-    if tiers == AUTO:
-        return tiers
+    if argument == AUTO[0]:
+        return AUTO
+    tiers = parse_tiers(argument, len(topology.factors))
     known = {"native", *TIERS}
     if len(tiers) != len(topology.factors) or not set(tiers) <= known:
         raise RequestError(

@@ -16,7 +16,7 @@ Function = TypeVar("Function")
 
 
 def compiled(function: Function) -> Function:
-    """Without the lock, which the training script needs meanwhile."""
+    """Compile a function to run without the lock, which the training script needs meanwhile."""
     try:
         return cast("Function", numba.njit(nogil=True, cache=True)(function))
     except RuntimeError:  # no folder can be written; see Note: compiled code is kept

@@ -75,7 +75,7 @@ def execute(program: Program, payloads: Iterable[Payload], call: Call, *, count:
 
 
 class _Walk:
-    """One payload's way through the program."""
+    """A payload that makes its way through the program."""
 
     def __init__(self, program: Program, payload: Payload, channel: Channel) -> None:
         self.steps, self.payload, self.channel = program.steps, payload, channel
@@ -151,7 +151,7 @@ class _Walk:
         self.sending[place] = self.channel.send(self.steps[place], message)
 
     def _finish_sends(self, place: int) -> None:
-        """Until what the step is about to overwrite has left."""
+        """Wait until what the step is about to overwrite has left."""
         if self.copied:
             return
         for need in self.steps[place].needs:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from gradweave._src.collectives.schedule import block_edges
 from gradweave._src.device_order import Order, wait_for
-from gradweave._src.torch_internals import HOST
+from gradweave._src.torch_internals import HOST, gather_flat, scatter_flat
 from gradweave._src.vocabulary import Operation
 
 
@@ -33,33 +33,39 @@ def reduce_scatter(message: torch.Tensor, group: dist.ProcessGroup, root: int) -
     equal ones, so uneven blocks are padded for them.
     """
     del root
+    if message.numel() % group.size() == 0:
+        own = message.view(group.size(), -1)[group.rank()]
+        summed = torch.empty_like(own)
+        wait_for(scatter_flat(group, summed, message), Order.REDUCE_SCATTERED)
+        own.copy_(summed)
+        return
     blocks = _blocks(message, group)
     own, largest = blocks[group.rank()], max(block.numel() for block in blocks)
-    if message.device == HOST or message.numel() == largest * group.size():
-        wait_for(group.reduce_scatter([own], [blocks]), Order.REDUCE_SCATTERED)
+    if message.device == HOST:
+        group.reduce_scatter([own], [blocks]).wait()
         return
     padded = message.new_zeros(group.size(), largest)
     for block, row in zip(blocks, padded, strict=True):
         row[: block.numel()] = block
     mine = message.new_empty(largest)
-    wait_for(group.reduce_scatter([mine], [list(padded)]), Order.PADDED_REDUCE_SCATTERED)
+    wait_for(scatter_flat(group, mine, padded.view(-1)), Order.PADDED_REDUCE_SCATTERED)
     own.copy_(mine[: own.numel()])
 
 
 def all_gather(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
     """Block b belongs to rank b. Backends gather equal sizes, so uneven blocks are padded."""
     del root
-    blocks = _blocks(message, group)
-    largest = max(block.numel() for block in blocks)
-    if message.numel() == largest * group.size():
-        wait_for(group.allgather([blocks], [blocks[group.rank()].clone()]), Order.ALL_GATHERED)
+    edges = block_edges(message.numel(), group.size())
+    first, last = int(edges[group.rank()]), int(edges[group.rank() + 1])
+    longest = -(-message.numel() // group.size())
+    if message.numel() == longest * group.size():
+        wait_for(gather_flat(group, message, message[first:last].clone()), Order.ALL_GATHERED)
         return
-    padded = message.new_zeros(group.size(), largest)
-    own = blocks[group.rank()]
-    mine = message.new_zeros(largest)
-    mine[: own.numel()] = own
-    wait_for(group.allgather([list(padded)], [mine]), Order.PADDED_ALL_GATHERED)
-    for block, row in zip(blocks, padded, strict=True):
+    padded = message.new_zeros(group.size(), longest)
+    mine = message.new_zeros(longest)
+    mine[: last - first] = message[first:last]
+    wait_for(gather_flat(group, padded.view(-1), mine), Order.PADDED_ALL_GATHERED)
+    for block, row in zip(_blocks(message, group), padded, strict=True):
         block.copy_(row[: block.numel()])
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from gradweave._src.comm.channel import Call
-from gradweave._src.comm.small_messages import gather_text
+from gradweave._src.comm.small_messages import all_say_the_same, gather_text
 from gradweave._src.errors import CollectiveError
 from gradweave._src.torch_internals import HOST
 
@@ -23,14 +23,17 @@ class SameCalls:
         """``circumstances`` must be the same, too; they are not part of the kind."""
         if call.kind in self._kinds:
             return
+        said = call.kind + circumstances
         try:
-            everyone = gather_text(self._group, call.kind + circumstances, device=device)
+            if not all_say_the_same(self._group, said, device=device):
+                raise self._disagreement(gather_text(self._group, said, device=device))
         except RuntimeError as error:
             raise call.failed("comparing notes before the first of its kind", error) from error
-        for rank, text in enumerate(everyone):
-            if text != everyone[0]:
-                raise CollectiveError(
-                    f"ranks disagree on what to do: rank 0 has {everyone[0]}; rank {rank} has "
-                    f"{text}; call it alike, with the same topology and link, on every rank"
-                )
         self._kinds.add(call.kind)
+
+    def _disagreement(self, everyone: list[str]) -> CollectiveError:
+        rank, text = next((r, text) for r, text in enumerate(everyone) if text != everyone[0])
+        return CollectiveError(
+            f"ranks disagree on what to do: rank 0 has {everyone[0]}; rank {rank} has {text}; "
+            "call it alike, with the same topology and link, on every rank"
+        )

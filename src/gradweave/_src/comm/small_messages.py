@@ -8,6 +8,7 @@ alike.
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from hashlib import sha256
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +19,7 @@ from gradweave._src.device_order import Order, wait_for
 from gradweave._src.torch_internals import (
     HOST,
     devices_carried,
+    gather_flat,
     group_timeout,
     unlisted_gloo_group,
     wait_until_let_go,
@@ -44,29 +46,44 @@ def for_texts(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return beside
 
 
-def gather_text(
+def gather_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[str]:
+    """What every rank says, cut to ``TEXT_BYTES``, which is what each rank adds to the message."""
+    mine = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
+    encoded = text.encode()[:TEXT_BYTES]
+    mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+    return _gathered(group, mine, device=device)
+
+
+def all_say_the_same(
     group: dist.ProcessGroup,
     text: str,
     *,
     device: torch.device,
     while_waiting: Callable[[], None] | None = None,
-) -> list[str]:
-    """What every rank says, cut to ``TEXT_BYTES``.
+) -> bool:
+    """Whether all ranks say the same, on all of them alike; as long a message in any world.
 
-    ``while_waiting`` is called again and again; what it raises ends waiting for others.
+    The largest of all digests, and of what is missing to the largest number there is: they are
+    equal where all digests are. ``while_waiting`` is called again and again; what it raises ends
+    waiting for others.
     """
     group = _for(group, device)
-    mine = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
-    encoded = text.encode()[:TEXT_BYTES]
-    mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
-    everyone = [torch.empty_like(mine, device=device) for _ in range(group.size())]
-    mine = mine.to(device)
+    digest = torch.frombuffer(bytearray(sha256(text.encode()).digest()), dtype=torch.uint8)
+    both = torch.cat([digest, ~digest]).to(device)
     wait_until_let_go(
-        lambda: group.allgather([everyone], [mine]),
-        [*everyone, mine],
-        while_waiting=while_waiting,
+        lambda: group.allreduce([both], _of_largest()), [both], while_waiting=while_waiting
     )
-    return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in everyone]
+    highest, complement = both.cpu().chunk(2)
+    return torch.equal(highest, ~complement)
+
+
+def first_to_say(group: dist.ProcessGroup, text: str, *, device: torch.device) -> str | None:
+    """What the first rank says that says anything, and which it is; None where nobody does."""
+    (anybody,) = largest(group, [float(bool(text))], device=device)
+    if not anybody:
+        return None
+    everyone = gather_text(group, text, device=device)
+    return next(f"{said} (rank {rank})" for rank, said in enumerate(everyone) if said)
 
 
 def broadcast_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> str:
@@ -88,20 +105,30 @@ def gather_long_text(group: dist.ProcessGroup, text: str, *, device: torch.devic
     mine = torch.zeros(max(1, int(longest)), dtype=torch.uint8)
     if encoded:
         mine[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-    everyone = [torch.empty_like(mine, device=device) for _ in range(group.size())]
+    return _gathered(group, mine, device=device)
+
+
+def _gathered(group: dist.ProcessGroup, mine: torch.Tensor, *, device: torch.device) -> list[str]:
+    """In one tensor: one for each rank would be many objects where there are many ranks."""
     mine = mine.to(device)
-    wait_until_let_go(lambda: group.allgather([everyone], [mine]), [*everyone, mine])
-    return [bytes(one.tolist()).rstrip(b"\0").decode() for one in everyone]
+    everyone = torch.empty(group.size() * len(mine), dtype=torch.uint8, device=device)
+    wait_until_let_go(lambda: gather_flat(group, everyone, mine), [everyone, mine])
+    rows = everyone.cpu().numpy().reshape(group.size(), -1)
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
 def largest(group: dist.ProcessGroup, values: list[float], *, device: torch.device) -> list[float]:
     """The largest of each value over the ranks, such as the time of the slowest."""
     group = _for(group, device)
     gathered = torch.tensor(values, dtype=torch.float64).to(device)
+    wait_until_let_go(lambda: group.allreduce([gathered], _of_largest()), [gathered])
+    return [float(value) for value in gathered.tolist()]
+
+
+def _of_largest() -> dist.AllreduceOptions:
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-    wait_until_let_go(lambda: group.allreduce([gathered], options), [gathered])
-    return [float(value) for value in gathered.tolist()]
+    return options
 
 
 def _for(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gradweave._src.clocks import clock_for, taken_s
-from gradweave._src.collectives import names
+from gradweave._src.collectives import TIERS
 from gradweave._src.collectives.blueconnect import groups
 from gradweave._src.collectives.schedule import block_edges
 from gradweave._src.collectives.topology import Topology
@@ -75,7 +75,7 @@ def fastest_collectives(
     tiers: Sequence[Runner], message: torch.Tensor, world: dist.ProcessGroup
 ) -> tuple[str, ...]:
     """By measurement, each tier's own; all ranks of the world come to the same choice."""
-    candidates = ["native", *names("reduce-scatter")]
+    candidates = ["native", *TIERS]
     chosen = []
     for tier, part in zip(tiers, _parts(tiers, message), strict=True):
         trial = torch.zeros_like(part)

@@ -105,7 +105,7 @@ class CommunicationThread:
         return Task(run, message, done, stream)
 
     def drain(self, within_s: float) -> None:
-        """Until everything submitted is over or has failed, or so long."""
+        """Wait until everything submitted is over or has failed, at most so long."""
         drained: Done = torch.futures.Future()
         self._tasks.put(Task(lambda: None, torch.empty(0), drained, stream=None))
         deadline_s = time.monotonic() + within_s

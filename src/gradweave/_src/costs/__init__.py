@@ -10,6 +10,7 @@ from gradweave._src.costs import (
     all_reduce,
     hierarchy,
     parameter_server,
+    pat,
     pipeline,
     scatter_gather,
     sparse,
@@ -121,17 +122,25 @@ def _served(form: Callable[[Link, int, int], Cost]) -> Formula:
     return priced
 
 
+def _tier_by_tier(operation: Operation) -> Formula:
+    """``blueconnect`` as in its paper, ``blueconnect:ring/pat`` with each tier's way named."""
+    return lambda links, workers, spec: hierarchy.blueconnect(
+        links, workers, spec, operation=operation
+    )
+
+
 FORMULAS: Mapping[tuple[Operation, str], Formula] = {
     ("all-reduce", "ring"): _one_stream(all_reduce.ring),
     ("all-reduce", "binary-tree"): _many_streams(all_reduce.binary_tree),
     ("all-reduce", "recursive-doubling"): _many_streams(all_reduce.recursive_doubling),
     ("all-reduce", "halving-doubling"): _many_streams(all_reduce.halving_doubling),
+    ("all-reduce", "pat"): _many_streams(pat.all_reduce),
     ("all-reduce", "double-tree"): _many_streams(all_reduce.double_tree),
     ("all-reduce", "linear-pipeline"): _blocked(pipeline.pipeline_all_reduce),
     ("all-reduce", "mst"): _many_streams(pipeline.mst_all_reduce),
     ("all-reduce", "exchange"): _many_streams(all_reduce.halving_doubling),
     ("all-reduce", "two-level"): _tiered(hierarchy.two_level),
-    ("all-reduce", "blueconnect"): _tiered(hierarchy.blueconnect),
+    ("all-reduce", "blueconnect"): _tier_by_tier("all-reduce"),
     ("all-reduce", "parameter-server"): _served(parameter_server.push_then_pull),
     ("broadcast", "linear-pipeline"): _blocked(pipeline.pipeline_broadcast),
     ("broadcast", "mst"): _many_streams(pipeline.mst_broadcast),
@@ -143,8 +152,12 @@ FORMULAS: Mapping[tuple[Operation, str], Formula] = {
     ("reduce", "parameter-server"): _served(parameter_server.push),
     ("reduce-scatter", "ring"): _one_stream(scatter_gather.ring_reduce_scatter),
     ("reduce-scatter", "halving-doubling"): _many_streams(scatter_gather.halving_reduce_scatter),
+    ("reduce-scatter", "pat"): _many_streams(pat.reduce_scatter),
+    ("reduce-scatter", "blueconnect"): _tier_by_tier("reduce-scatter"),
     ("all-gather", "ring"): _one_stream(scatter_gather.ring_all_gather),
     ("all-gather", "halving-doubling"): _many_streams(scatter_gather.doubling_all_gather),
+    ("all-gather", "pat"): _many_streams(pat.all_gather),
+    ("all-gather", "blueconnect"): _tier_by_tier("all-gather"),
 }
 
 SPARSE_FORMULAS: Mapping[ExchangeName, Callable[[Link, int, float], Line]] = {

@@ -20,7 +20,7 @@ DOUBLE_TREE_CHUNKS = 8
 
 
 def binary_tree(link: Link, workers: int) -> Line:
-    """Up the tree and down again, the whole message at every level, to and from two children.
+    """The whole message goes up the tree and down again, to and from two children at every level.
 
     Of a power of two workers, the root has one child.
     """

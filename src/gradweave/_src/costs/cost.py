@@ -113,7 +113,7 @@ class Line(
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """One cost after the other."""
+    """What several costs take, one after the other."""
 
     parts: tuple[Cost, ...]
 
@@ -177,7 +177,7 @@ class Cheapest:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """So many times another cost."""
+    """A cost that is so many times another."""
 
     factor: float
     cost: Cost

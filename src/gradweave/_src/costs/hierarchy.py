@@ -5,8 +5,11 @@ numbers come out. It has one latency for all tiers; here each tier has its own, 
 largest of those it crosses.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
+from gradweave._src.costs import pat
 from gradweave._src.costs.cost import FREE, Line
 from gradweave._src.costs.links import Link, Links
 from gradweave._src.costs.scatter_gather import (
@@ -15,13 +18,30 @@ from gradweave._src.costs.scatter_gather import (
     ring_all_gather,
     ring_reduce_scatter,
 )
+from gradweave._src.errors import UnknownCost
+from gradweave._src.vocabulary import Operation, Spec, alternatives, parse_tiers
 
 
-def best_there_and_back(link: Link, workers: int) -> Line:
-    """Reduce-scatter and all-gather: by doubling for powers of two, else the ring (Eq. 3)."""
-    if workers & (workers - 1) == 0:
-        return halving_reduce_scatter(link, workers).plus(doubling_all_gather(link, workers))
-    return ring_reduce_scatter(link, workers).plus(ring_all_gather(link, workers))
+class Tier(NamedTuple):
+    """What the groups of a tier pay on the way in and on the way out."""
+
+    reduce_scatter: Callable[[Link, int], Line]
+    all_gather: Callable[[Link, int], Line]
+
+
+RING = Tier(ring_reduce_scatter, ring_all_gather)
+HALVING = Tier(halving_reduce_scatter, doubling_all_gather)
+
+TIERS: Mapping[str, Tier] = {
+    "ring": RING,
+    "halving-doubling": HALVING,
+    "pat": Tier(pat.reduce_scatter, pat.all_gather),
+}
+
+
+def best_tier(workers: int) -> Tier:
+    """By doubling for powers of two, else the ring (Eq. 3)."""
+    return HALVING if workers & (workers - 1) == 0 else RING
 
 
 def one_level(links: Links, workers: int) -> Line:
@@ -41,28 +61,61 @@ def two_level(links: Links, workers: int) -> Line:
     local, inner = factors[0], links.levels[0].link
     gather = doubling_all_gather(inner, local).plus(ring_all_gather(inner, local))  # Eq. 4
     reduce = doubling_all_gather(inner, local).plus(ring_reduce_scatter(inner, local))
-    return reduce.plus(best_there_and_back(links.slowest(workers), workers // local)).plus(gather)
+    between = links.slowest(workers)
+    masters = _there_and_back(best_tier(workers // local), between, workers // local, "all-reduce")
+    return reduce.plus(masters).plus(gather)
 
 
-def blueconnect(links: Links, workers: int) -> Line:
+def blueconnect(links: Links, workers: int, spec: Spec, *, operation: Operation) -> Line:
     """Reduce-scatter tier by tier on ever smaller parts, then all-gather back (Eqs. 9 and 10).
 
-    Where the tiers do not divide the workers it is one ring (the paper's 3.4).
+    Where the tiers do not divide the workers it is one ring (the paper's 3.4), unless each tier's
+    way was named. The halves of an all-reduce are one way each.
     """
     factors = links.factors(workers)
+    if factors is None and spec.argument is None:
+        return _there_and_back(RING, links.slowest(workers), workers, operation)
     if factors is None:
-        return one_level(links, workers)
+        raise UnknownCost(
+            f"{spec}: {workers} workers do not fill the tiers of {links.sizes_text} evenly; take a "
+            f"multiple of {links.smallest_whole}"
+        )
     total = FREE
-    for stage, members in enumerate(factors):
+    for stage, tier in enumerate(_named_tiers(spec, factors)):
         crossed = range(stage + 1)
         link = Link(
             latency_s=max(links.levels[tier].link.latency_s for tier in crossed),
             s_per_byte=max(_shared_s_per_byte(links, factors, tier) for tier in crossed),
             sum_s_per_byte=max(level.link.sum_s_per_byte for level in links.levels),
         )
-        on_whole_message = best_there_and_back(link, members)
+        on_whole_message = _there_and_back(tier, link, factors[stage], operation)
         total = total.plus(_on_part(on_whole_message, 1 / prod(factors[:stage])))
     return total
+
+
+def _named_tiers(spec: Spec, factors: Sequence[int]) -> list[Tier]:
+    if spec.argument is None:
+        return [best_tier(size) for size in factors]
+    named = parse_tiers(spec.argument, len(factors))
+    for name in named:
+        if name not in TIERS:
+            raise UnknownCost(f"{spec}: no formula for {name!r}{alternatives(name, TIERS)}")
+    if len(named) != len(factors):
+        raise UnknownCost(
+            f"{spec}: expected one name for all tiers or {len(factors)} separated by slashes, for "
+            f"tiers of {', '.join(map(str, factors))}"
+        )
+    return [TIERS[name] for name in named]
+
+
+def _there_and_back(tier: Tier, link: Link, workers: int, operation: Operation) -> Line:
+    """Both ways for an all-reduce, one for either half of it."""
+    match operation:
+        case "reduce-scatter":
+            return tier.reduce_scatter(link, workers)
+        case "all-gather":
+            return tier.all_gather(link, workers)
+    return tier.reduce_scatter(link, workers).plus(tier.all_gather(link, workers))
 
 
 def _shared_s_per_byte(links: Links, factors: tuple[int, ...], tier: int) -> float:

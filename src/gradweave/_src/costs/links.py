@@ -112,6 +112,17 @@ class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             sum_s_per_byte=max(link.sum_s_per_byte for link in links),
         )
 
+    @property
+    def smallest_whole(self) -> int:
+        """How many workers fill all tiers but the outermost: any multiple of it fills them too."""
+        return prod(level.members or 1 for level in self.levels)
+
+    @property
+    def sizes_text(self) -> str:
+        """``4, 10 and any number of members``."""
+        inner = ", ".join(str(level.members) for level in self.levels[:-1])
+        return f"{inner} and any number of members" if inner else "any number of members"
+
     def factors(self, workers: int) -> tuple[int, ...] | None:
         """Return group sizes, innermost first, whose product is ``workers``; None if none fit."""
         sizes: list[int] = []

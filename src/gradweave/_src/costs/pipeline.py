@@ -123,7 +123,7 @@ class PipelineCost:
 
 
 def _root(numerator: FloatArray, denominator: float) -> FloatArray:
-    """Of a fraction. Where start-ups are free more blocks are always better, unless one will do."""
+    """Return the root of a fraction; where start-ups are free, as many blocks as there can be."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         return np.sqrt(np.where(numerator > 0, numerator / denominator, 1.0))
 

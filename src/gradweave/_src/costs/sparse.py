@@ -28,7 +28,7 @@ def tree(link: Link, workers: int, density: float) -> Line:
 
 
 def butterfly(link: Link, workers: int, density: float) -> Line:
-    """By swaps between partners, which all merge alike.
+    """Price an exchange by swaps between partners, which all merge alike.
 
     log2 P rounds; where P is no power of two, neighbours act as one, for two rounds more than the
     next lower power needs.
@@ -41,5 +41,5 @@ def butterfly(link: Link, workers: int, density: float) -> Line:
 
 
 def selection(s_per_element: float) -> Line:
-    """To find the largest elements of a dense message and to take them out."""
+    """Price finding the largest elements of a dense message and taking them out."""
     return Line(startup_s=0.0, s_per_byte=s_per_element / BYTES_PER_ELEMENT)

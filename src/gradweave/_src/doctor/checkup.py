@@ -66,7 +66,7 @@ class RankFacts(Struct, frozen=True, kw_only=True):
 
 
 class Speed(Struct, frozen=True, kw_only=True):
-    """From one rank to another, while nobody else sends."""
+    """The rate from one rank to another, while nobody else sends."""
 
     sender: int
     receiver: int
@@ -76,7 +76,7 @@ class Speed(Struct, frozen=True, kw_only=True):
 
 
 class Flow(Struct, frozen=True, kw_only=True):
-    """From one rank to another, while every host sends and receives."""
+    """The rate from one rank to another, while every host sends and receives."""
 
     sender: int
     receiver: int

@@ -37,7 +37,7 @@ class Meeting:
     def gather(
         self, doing: str, value: Value, kind: type[Value], *, timeout_s: float | None = None
     ) -> dict[int, Value]:
-        """What every rank says; Lost if one of them does not. ``doing`` is for people."""
+        """Return what every rank says; Lost, which names what it was ``doing``, if one does not."""
         timeout = self._timeout if timeout_s is None else timedelta(seconds=timeout_s)
         self._topics += 1
         keys = [f"{self._topics}/{rank}" for rank in self.ranks]

@@ -94,7 +94,7 @@ class _Tour:
             line.close()
 
     def connect(self, ports: Mapping[int, int], *, token: bytes, timeout_s: float) -> None:
-        """As gloo will: every rank to every other."""
+        """Connect every rank to every other, as gloo will."""
         own = _Report()
 
         def call(peer: int) -> None:

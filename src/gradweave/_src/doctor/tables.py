@@ -30,7 +30,7 @@ class Matrix(Struct, frozen=True, kw_only=True):
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """For a terminal: the whole of it, or what each row comes to."""
+        """Return the matrix for a terminal: the whole of it, or what each row comes to."""
         if len(self.hosts) <= MOST_COLUMNS:
             return {
                 "from": list(self.hosts),

@@ -117,7 +117,7 @@ class InUse(TellsOfWrappers):
 
 
 def _recipe_files(folder: str | os.PathLike[str]) -> dict[int, Path]:
-    """By the places that they are for."""
+    """Return the files of recipes by the places that they are for."""
     named = ((_NAME_OF_RECIPE.fullmatch(file.name), file) for file in Path(folder).glob("*.json"))
     return {int(name[1]): file for name, file in named if name is not None and file.is_file()}
 

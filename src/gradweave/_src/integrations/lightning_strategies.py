@@ -50,7 +50,7 @@ def _wrapped(
 
 
 class ForTrainer(TellsOfWrappers):
-    """In front of Lightning's DDPStrategy.
+    """What stands in front of Lightning's DDPStrategy, and wraps by our class.
 
     All options of our wrapper and of torch's are passed on. What was found is told by `explain()`,
     `findings()`, `plan` and `recipe()`, also after the training; loggers get it as numbers once it
@@ -109,7 +109,7 @@ class ForTrainer(TellsOfWrappers):
         return checkpoint
 
     def _tell_loggers(self) -> None:
-        """Once in a training, when planning has settled."""
+        """Tell loggers what was found, once, when planning has settled."""
         if self._has_told or not self.accounts or self.findings().stage is not Stage.SETTLED:
             return
         self._has_told = True
@@ -124,7 +124,7 @@ class ForTrainer(TellsOfWrappers):
 
 
 class ForFabric(TellsOfWrappers):
-    """In front of Fabric's DDPStrategy.
+    """What stands in front of Fabric's DDPStrategy, and wraps by our class.
 
     All options of our wrapper and of torch's are passed on; a ``precision`` in words is the
     wrapper's, for Fabric's own is an object. Recipes of all models that were set up are in what

@@ -15,7 +15,7 @@ from gradweave._src.session.findings import Findings
 
 
 class MadeWrappers:
-    """In the order in which they were made; none of them is kept alive."""
+    """The wrappers in the order in which they were made; none of them is kept alive."""
 
     def __init__(self) -> None:
         self._accounts: list[PlanningAccount] = []
@@ -98,7 +98,7 @@ class TellsOfWrappers:
 
     @property
     def accounts(self) -> Sequence[PlanningAccount]:
-        """Of all models that were wrapped, in that order."""
+        """The accounts of all models that were wrapped, in that order."""
         return self._made.accounts
 
     @property

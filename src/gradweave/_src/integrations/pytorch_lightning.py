@@ -12,11 +12,11 @@ from gradweave._src.integrations.lightning_strategies import ForFabric, ForTrain
 
 
 class GradweaveStrategy(ForTrainer, DDPStrategy):  # type: ignore[misc]
-    """Lightning's DDPStrategy with our wrapper: for ``Trainer(strategy=…)``."""
+    """Lightning's DDPStrategy with our wrapper, which ``Trainer(strategy=…)`` takes."""
 
 
 class GradweaveFabricStrategy(ForFabric, FabricDDPStrategy):  # type: ignore[misc]
-    """Fabric's DDPStrategy with our wrapper: for ``Fabric(strategy=…)``."""
+    """Fabric's DDPStrategy with our wrapper, which ``Fabric(strategy=…)`` takes."""
 
 
 register(StrategyRegistry, GradweaveStrategy)

@@ -133,7 +133,7 @@ def _report(made: Sequence[_Made], rank: str | None) -> Iterator[str]:
 
 
 def _show(error: Exception, script: Script) -> None:
-    """As Python does where nobody catches it: from the script's own lines on."""
+    """Show an error as Python does, from the script's own lines on."""
     traceback = _from_script(error.__traceback__, script)
     error = error.with_traceback(traceback)  # Python's hook shows the error's own
     # What looks at the end for what has ended a script finds it.

@@ -194,7 +194,7 @@ class Cluster:
     def _environments(
         self, job: int, base: Mapping[str, str], *, once_per_node: bool
     ) -> dict[int, dict[str, str]]:
-        """By the ranks as which the command is started."""
+        """Return environments by the ranks as which the command is started."""
         if once_per_node:
             agents = (self.spec.ranks_of(node)[0] for node in range(self.spec.nodes))
             return dict.fromkeys(agents, agent_environment(base))

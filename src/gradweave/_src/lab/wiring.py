@@ -31,7 +31,7 @@ _NETWORK_SETTINGS = {
 
 
 class _End(Struct, frozen=True):
-    """One interface: in which network namespace, None for the fabric's own, under which index."""
+    """An interface: its network namespace (None is the fabric's own), and its index there."""
 
     network: Namespace | None
     index: int

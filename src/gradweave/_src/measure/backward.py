@@ -276,7 +276,7 @@ def rank_times(observed: list[Iteration], parameters: Iterable[str]) -> RankTime
 
 
 def slowest_rank(ranks: list[RankTimes]) -> RankTimes:
-    """For each moment, that of the rank where it came last."""
+    """Return each moment as it was on the rank where it came last."""
     first = ranks[0]
     return RankTimes(
         forward_s=max(rank.forward_s for rank in ranks),

@@ -49,7 +49,7 @@ def link_transfers(
 
 
 def _received(bursts: "_Bursts") -> list[Transfer]:
-    """Of all bursts; peers take turns, so that a drift is everybody's."""
+    """Return what was received of all bursts; peers take turns, so that drift is everybody's."""
     nbytes = bursts.fitting_bytes()
     return [
         transfer

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, product
-from math import prod, sqrt
+from math import sqrt
 from statistics import median
 
 import numpy as np
@@ -29,6 +29,7 @@ from gradweave._src.costs import Curve, Level, Link, Links
 from gradweave._src.device_order import own_stream
 from gradweave._src.errors import RequestError
 from gradweave._src.measure.load import computing
+from gradweave._src.measure.sampled_pairs import TierSample, sampled_pairs, typical
 from gradweave._src.network import CollectiveCost, Network
 from gradweave._src.planning import OPERATIONS
 from gradweave._src.travel import parse_travel
@@ -82,6 +83,7 @@ def calibrate(
     communicator: Communicator | None = None,
     other_lanes: Sequence[Communicator] = (),
     device: torch.device | None = None,
+    keeps_slow: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
     """Measure what messages cost in a process group: operations by algorithms, and links.
@@ -102,6 +104,7 @@ def calibrate(
             less than ShardedDataParallel has threads, so that their curves are true for it.
         device: where messages are (default: what the group sends from). On an accelerator they
             are queued on a stream of their own, and only that is waited for.
+        keeps_slow: whether algorithms stay that are hopelessly slow.
         advance: is called when a size is done.
 
     Raises:
@@ -129,13 +132,16 @@ def calibrate(
             repeats=repeats,
             beside=beside,
             device=device,
+            keeps_slow=keeps_slow,
         )
         _measure_sizes(survey, _coarse_sizes(largest_bytes), advance)
-        links = _measure_links(communicator, device)
+        links, samples = _measure_links(communicator, device)
+    sure = "; ".join(sample.text() for sample in samples)
     advance()
     return Network(
         name=name,
-        source=f"measured on {group.size()} ranks, {group.name()}, torch {torch.__version__}",
+        source=f"measured on {group.size()} ranks, {group.name()}, torch {torch.__version__}; "
+        f"links between two, from the innermost tier on: {sure}",
         costs=tuple(survey.costs()),
         links=links,
     )
@@ -143,28 +149,44 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One message by itself, and how much longer a stream takes for each further one."""
+    """One message by itself, and each one's share of a stream of so many."""
 
     alone_s: float
-    gap_s: float
-    noise: float  # how far the middle half of the measured gaps reaches from the median, as a share
+    share_s: float
+    messages: int
+    noise: float  # how far the middle half of the shares reaches from the median, as a share
+
+    @property
+    def latency_s(self) -> float:
+        """What only the first message of a stream takes: by how much it outlasts a further one."""
+        further_s = (self.messages * self.share_s - self.alone_s) / (self.messages - 1)
+        return max(0.0, self.alone_s - further_s)
+
+    def gap_s(self, latency_s: float) -> float:
+        """What a further message takes, where the first one takes so much more.
+
+        Noise must not make messages seem free: it is at least half of an equal share.
+        """
+        further_s = self.share_s - latency_s / self.messages
+        return min(self.alone_s, max(further_s, LEAST_SHARE * self.share_s))
 
 
 def sample_of(once_s: Sequence[float], stream_s: Sequence[float], messages: int) -> Sample:
-    """From times of one message, and of streams of so many, in turn.
+    """From times of one message, and of streams of so many, in turn."""
+    shares_s = [all_s / messages for all_s in stream_s]
+    low_s, share_s, high_s = np.quantile(shares_s, [0.25, 0.5, 0.75]).tolist()
+    return Sample(median(once_s), share_s, messages, noise=(high_s - low_s) / share_s)
 
-    A stream takes as long as its first message alone, and a gap for each of the others: shared
-    equally, what only the first one takes would make each seem dearer, by a third in a stream of
-    three. A message that was slow by chance must not make the others seem free, so a gap is at
-    least half of such a share.
+
+def gaps_of(samples: Sequence[Sample]) -> tuple[list[float], float]:
+    """What a message of each size keeps the next one waiting, and the latency of all of them.
+
+    A stream takes a gap for each of its messages, and the latency once: shared equally, that would
+    make each seem dearer, by a third in a stream of three. Of one size a latency is the difference
+    of two times, and as noisy as both, so it is the median over the sizes.
     """
-    alone_s = median(once_s)
-    gaps_s = [
-        max((all_s - first_s) / (messages - 1), LEAST_SHARE * all_s / messages)
-        for first_s, all_s in zip(once_s, stream_s, strict=True)
-    ]
-    low_s, gap_s, high_s = np.quantile(gaps_s, [0.25, 0.5, 0.75]).tolist()
-    return Sample(alone_s, min(alone_s, gap_s), noise=(high_s - low_s) / gap_s)
+    latency_s = median(sample.latency_s for sample in samples)
+    return [sample.gap_s(latency_s) for sample in samples], latency_s
 
 
 @dataclass(slots=True)
@@ -177,6 +199,7 @@ class _Survey:
     repeats: int
     beside: Surroundings
     device: torch.device
+    keeps_slow: bool
     samples: dict[tuple[Way, Beside], dict[int, Sample]] = field(default_factory=dict)
     hopeless: set[Way] = field(default_factory=set)
 
@@ -212,14 +235,16 @@ class _Survey:
 
     def give_up_on_the_slow(self, nbytes: int) -> None:
         """What is hopeless at a size will be at larger ones; its curve would end too early."""
+        if self.keeps_slow:
+            return
         seconds = {
-            way: self.samples[way, self.leading][nbytes].gap_s
+            way: self.samples[way, self.leading][nbytes].share_s
             for way in self.ways
             if way not in self.hopeless
         }
-        for way, gap_s in seconds.items():
+        for way, share_s in seconds.items():
             rivals = [s for other, s in seconds.items() if _carry_the_same(way, other)]
-            if gap_s > HOPELESS * min(rivals):
+            if share_s > HOPELESS * min(rivals):
                 self.hopeless.add(way)
 
     def is_bent_at(self, nbytes: int) -> bool:
@@ -231,9 +256,9 @@ class _Survey:
                 continue
             place = known.index(nbytes)
             ends = [known[place - 1], known[place + 1]]
-            guess_s = float(np.interp(nbytes, ends, [by_size[end].gap_s for end in ends]))
+            guess_s = float(np.interp(nbytes, ends, [by_size[end].share_s for end in ends]))
             noise = max(by_size[size].noise for size in (nbytes, *ends))
-            if abs(guess_s / by_size[nbytes].gap_s - 1) > INTERPOLATION_ERROR + noise:
+            if abs(guess_s / by_size[nbytes].share_s - 1) > INTERPOLATION_ERROR + noise:
                 return True
         return False
 
@@ -242,15 +267,15 @@ class _Survey:
             if way in self.hopeless:
                 continue
             sizes = sorted(by_size)
-            gaps_s = _never_cheaper_at_the_end([by_size[size].gap_s for size in sizes])
-            apart_s = [by_size[size].alone_s - by_size[size].gap_s for size in sizes]
+            gaps_s, latency_s = gaps_of([by_size[size] for size in sizes])
+            gaps_s = _never_cheaper_at_the_end(gaps_s)
             yield CollectiveCost(
                 operation=way.operation,
                 collective=way.collective,
                 workers=self.communicator.group.size(),
                 beside=beside,
                 cost=Curve(nbytes=tuple(sizes), measured_s=tuple(gaps_s)),
-                latency_s=median(apart_s),
+                latency_s=latency_s,
             )
 
 
@@ -378,24 +403,39 @@ def _never_cheaper_at_the_end(seconds: list[float]) -> list[float]:
     return [*seconds[:-1], max(seconds)]
 
 
-def _measure_links(communicator: Communicator, device: torch.device) -> Links:
-    """One link for each tier: between the first rank and the first beyond that tier's groups."""
-    order, factors = communicator.topology.order, communicator.topology.factors
+def _measure_links(
+    communicator: Communicator, device: torch.device, *, seed: int = 0
+) -> tuple[Links, list[TierSample]]:
+    """One link for each tier, and how sure that is: a few pairs of ranks stand for all of them.
+
+    Pairs take their turns, so this takes as long in any world.
+    """
+    factors = communicator.topology.factors
     sum_s_per_byte = _sum_s_per_byte(communicator.group, device)
-    levels = []
+    levels, samples = [], []
     for tier, members in enumerate(factors):
-        tiny_s, large_s, larger_s = _one_way_s(
-            communicator.group, (order[0], order[prod(factors[:tier])]), device
-        )
-        _, large, larger = BETWEEN_TWO_BYTES
+        pairs = sampled_pairs(communicator.topology, tier, seed=seed)
+        sample = _tier_sample([_one_way_s(communicator.group, pair, device) for pair in pairs])
         link = Link(
-            latency_s=tiny_s,
-            s_per_byte=max(0.0, (larger_s - large_s) / (larger - large)),
+            latency_s=sample.latency_s.median,
+            s_per_byte=sample.s_per_byte.median,
             sum_s_per_byte=sum_s_per_byte,
         )
         is_outermost = tier == len(factors) - 1
         levels.append(Level(members=None if is_outermost else members, link=link))
-    return Links(levels=tuple(levels))
+        samples.append(sample)
+    return Links(levels=tuple(levels)), samples
+
+
+def _tier_sample(one_way_s: Sequence[Sequence[float]]) -> TierSample:
+    """From the times of each pair's messages, in the order of ``BETWEEN_TWO_BYTES``."""
+    _, large, larger = BETWEEN_TWO_BYTES
+    return TierSample(
+        latency_s=typical([tiny_s for tiny_s, _, _ in one_way_s]),
+        s_per_byte=typical(
+            [max(0.0, (more_s - much_s) / (larger - large)) for _, much_s, more_s in one_way_s]
+        ),
+    )
 
 
 def _one_way_s(

@@ -49,7 +49,7 @@ class _Noted(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One that is over."""
+    """A step that is over."""
 
     begin: object
     messages: list[_Noted]
@@ -203,7 +203,7 @@ class SpanRecorder:
 def aligned_timelines(
     recorder: SpanRecorder, group: dist.ProcessGroup, offset_s: float
 ) -> list[Timeline]:
-    """Of all ranks, counted from when the first of them began. Call it on every rank.
+    """Return all ranks' timelines, counted from when the first began; call it on every rank.
 
     ``offset_s`` added to this rank's clock gives rank 0's.
     """

@@ -1,4 +1,4 @@
-"""Merging without looking at the network: per tensor, all in one, or by size."""
+"""These planners merge without looking at the network: per tensor, all in one, or by size."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat

@@ -117,7 +117,7 @@ class _Problem:
         return _Labels(nothing, np.zeros(1), self._due_s[:1], nothing)
 
     def extended(self, labels: _Labels, places: IntArray, last: IntArray) -> _Labels:
-        """By one bucket each, up to tensor ``last``."""
+        """Return the labels at ``places``, each extended by one bucket up to tensor ``last``."""
         came_from = labels[places]
         scatter_s, gather_s = self._costs_s(came_from.prefix, last)
         return _Labels(
@@ -128,7 +128,7 @@ class _Problem:
         )
 
     def extended_to(self, labels: _Labels, last: int) -> _Labels:
-        """Every one of them by one bucket, up to tensor ``last``."""
+        """Return all labels, each extended by one bucket up to tensor ``last``."""
         return self.extended(labels, np.arange(len(labels)), np.full(len(labels), last))
 
     def at_least_s(self, labels: _Labels, outlook: _Outlook) -> FloatArray:
@@ -163,7 +163,7 @@ class _Problem:
         return new
 
     def _costs_s(self, first: IntArray, last: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Of buckets that hold the tensors behind ``first`` up to ``last``."""
+        """Return the costs of buckets that hold the tensors behind ``first`` up to ``last``."""
         nbytes = self._before_bytes[last] - self._before_bytes[first]
         return self._reduce_scatter.seconds(nbytes), self._all_gather.seconds(nbytes)
 

@@ -28,12 +28,12 @@ class Loop(NamedTuple):
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """In every iteration."""
+        """The operations of every iteration."""
         return LOOPS[self.name]
 
     @property
     def updates_at_root(self) -> bool:
-        """Or everywhere."""
+        """Whether the root alone updates; otherwise every rank does."""
         return "reduce" in self.operations
 
     def plan(self, trace: Trace) -> Plan:

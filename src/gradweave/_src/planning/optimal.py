@@ -63,7 +63,7 @@ def optimal_for_line(trace: Trace, line: Line, *, tolerance: float) -> list[int]
 
 
 def _earliest_end_for_line(ready_s: list[float], before_bytes: list[int], line: Line) -> float:
-    """F(L) in O(L).
+    """Return F(L), which takes O(L).
 
     F grows with j, so the i with F(i) <= r_j are a prefix; of these the last is best, for it leaves
     the fewest bytes. Of the others the best has the least F(i) - b S_i, whatever j is, and a queue
@@ -140,7 +140,7 @@ def optimal_for_any_cost(trace: Trace, cost: Cost, *, tolerance: float) -> list[
 
 
 def _earliest_ends(ready_s: FloatArray, cost_row: CostRow) -> FloatArray:
-    """F(0) to F(L)."""
+    """Return F(0) to F(L)."""
     end_s = np.zeros(len(ready_s) + 1)
     for j in range(1, len(end_s)):
         end_s[j] = (np.maximum(end_s[:j], ready_s[j - 1]) + cost_row(j)).min()

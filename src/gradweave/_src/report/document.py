@@ -67,7 +67,7 @@ def _price(folder: Folder) -> dict[str, Any] | None:
 
 
 def _runtime(name: str, run: Run, places: Places, computes: list[Any]) -> dict[str, Any]:
-    """Without what a run lacks: its plan, or a timeline of either kind."""
+    """Return a runtime's data without what a run lacks: a plan, or a timeline of either kind."""
     predicted, ranks = run.predicted.get(name), run.measured.get(name, ())
     buckets = _buckets(run.plans.get(name), ranks)
     return {

@@ -53,7 +53,7 @@ def dashes_of(field: str, dashes: Mapping[str, Sequence[int]]) -> alt.StrokeDash
 
 
 def as_svg(chart: alt.LayerChart, width: int, *, height: int) -> str:
-    """As wide as asked for in all, axes and labels included."""
+    """Draw a chart that is as wide as asked for, axes and labels included."""
     finished = chart.properties(
         width=width,
         height=height,

@@ -77,7 +77,7 @@ def _check_rows(path: Path, run: Run) -> None:
 
 
 def _timelines(run: Run, runtime: str) -> list[Timeline]:
-    """All that there are."""
+    """Return all timelines of a runtime that there are."""
     predicted = run.predicted.get(runtime)
     return [*run.measured.get(runtime, ()), *([] if predicted is None else [predicted])]
 

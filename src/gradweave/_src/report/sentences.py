@@ -11,7 +11,7 @@ EQUALLY_FAST = 0.02
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Nothing where nobody knows."""
+    """Return milliseconds as text, which is empty where nobody knows."""
     return "" if seconds is None else f"{1e3 * seconds:,.1f}"
 
 

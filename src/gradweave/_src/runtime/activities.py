@@ -69,7 +69,7 @@ class StepTiming(Activity):
         return StepTimes(tuple(counted_s), tuple(messages))
 
     def _look(self) -> None:
-        """At the steps that are over by now."""
+        """Look at the steps that are over by now."""
         while self._noted and have_passed(self._clock, self._ends[:2]):
             messages = () if self._log is None else self._log.times(self._noted[0])
             if messages is None:

@@ -41,16 +41,15 @@ class Announcements:
         """After which pass ranks hear what is announced now."""
         return self.passes + 1 + self.lead
 
-    def say(self, topic: str, text: str) -> None:
-        """What this rank has to say, which rank 0 may answer by an announcement."""
+    def say(self, topic: str, text: str, *, must_be_heard: bool) -> None:
+        """What this rank reports, which rank 0 may answer by an announcement."""
         self._catch_up()
-        self.board.say(topic, text)
+        self.board.report(topic, text, must_be_heard=must_be_heard)
 
-    def announce(self, text: str, *, about: str) -> None:
+    def announce(self, text: str) -> None:
         """Rank 0, when all have said what they have to say about something."""
         after_pass = self.heard_after
         self.board.announce(after_pass, text)
-        self.board.forget(about)
         self._own[after_pass] = text
 
     def heard(self) -> str | None:

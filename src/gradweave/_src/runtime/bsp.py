@@ -100,7 +100,7 @@ class BspLoop:
         self._departures.close()
 
     def _lay_out(self, parameters: Mapping[str, nn.Parameter]) -> list[FlatBucket]:
-        """Everything in one message."""
+        """Return the buckets; here everything travels in one message."""
         most_bytes = sum(parameter.nbytes for parameter in parameters.values())
         plan = buckets_up_to(parameters, most_bytes, planner="single", collective=self.collective)
         return flat_buckets(plan, parameters)

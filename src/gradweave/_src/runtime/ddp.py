@@ -454,7 +454,7 @@ class DistributedDataParallel(Planned, TorchDDP):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _between_steps(self, inputs: tuple[Any, ...], *, is_compiling: bool) -> None:
-        """Before a forward pass, while there is planning to do."""
+        """Do planning's work before a forward pass, while there is any."""
         if not torch.is_grad_enabled() or self._driver is None:
             return
         if is_compiling or is_compiled(self.module):
@@ -491,7 +491,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._last_gradient.expect(self._planned[name])
 
     def _stop_planning(self, why: str) -> None:
-        """Where all ranks come alike."""
+        """End planning, where all ranks come alike."""
         self._end_step()  # so that all have been told the same
         if self._driver is not None:
             self._driver.stop(why)

@@ -7,7 +7,7 @@ rank says what it has found, rank 0 puts that together and announces it before i
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from gradweave._src.runtime.instruments import Instruments
 from gradweave._src.runtime.message_log import MessageLog
 from gradweave._src.runtime.noticeboard import Noticeboard
 from gradweave._src.runtime.queued_probing import Round
+from gradweave._src.runtime.survey import RankSurvey
 from gradweave._src.session.commands import (
     Command,
     Failed,
@@ -171,29 +172,30 @@ class Driver:
         if self._activity is None:
             return
         if not self._has_said and (part := self._part()) is not None:
-            self._announcements.say(self._topic, msgspec.json.encode(part).decode())
+            text = msgspec.json.encode(part).decode()
+            must_be_heard = _ends_planning(part)
+            self._announcements.say(self._topic, text, must_be_heard=must_be_heard)
             self._has_said = True
         if self._board.rank == 0 and self._has_said and not self._has_announced:
-            said = self._board.everyone(self._topic)
+            said = self._board.reports(self._topic)
             if said is not None:
-                parts = [msgspec.json.decode(text, type=Part) for text in said]
+                parts = {rank: msgspec.json.decode(one, type=Part) for rank, one in said.items()}
                 told = Told(
                     reply=self._agreed(parts),
                     steps=self._announcements.heard_after - 1,
                     elapsed_s=self._now_s() - self._began_s,
                 )
-                text = msgspec.json.encode(told).decode()
-                self._announcements.announce(text, about=self._topic)
+                self._announcements.announce(msgspec.json.encode(told).decode())
                 self._has_announced = True
 
-    def _agreed(self, parts: list[Part]) -> Reply:
-        failed = [(rank, part) for rank, part in enumerate(parts) if isinstance(part, Failed)]
+    def _agreed(self, parts: Mapping[int, Part]) -> Reply:
+        failed = [(rank, part) for rank, part in parts.items() if isinstance(part, Failed)]
         if failed:
             rank, part = min(failed, key=lambda one: one[1].may_come_of_others)
             return part if rank == 0 else Failed(f"{part.why} (rank {rank})")
         assert self._activity is not None
         try:
-            return self._activity.agreed(parts)
+            return self._activity.agreed(list(parts.values()))
         except Exception as error:  # noqa: BLE001 training goes on, and all sessions are told
             return failure_of(error)
 
@@ -224,7 +226,10 @@ class Driver:
             return None  # rank 0 waits for what all have to say; asking the store would cost time
         text = self._announcements.heard()
         heard = None if text is None else msgspec.json.decode(text, type=Told | Round)
-        return heard if isinstance(heard, Told) else None  # others may go on with probing
+        if not isinstance(heard, Told):
+            return None  # others may go on with probing
+        self._board.forget(self._topic)  # rank 0 has read it before it announced anything
+        return heard
 
     def _next(self, told: Told | Reply) -> None:
         self._end_activity()
@@ -298,3 +303,8 @@ class Driver:
         if self._activity is not None:
             self._activity.close()
             self._activity = None
+
+
+def _ends_planning(part: Part) -> bool:
+    """Whether one rank that finds this is enough for all to give up."""
+    return isinstance(part, Failed) or (isinstance(part, RankSurvey) and part.is_reordered)

@@ -41,7 +41,9 @@ class Piece:
 class FlatBucket:
     """Parameters become views of ``values``; gradients are taken over into ``gradients``.
 
-    Who copies or moves a parameter afterwards (``.to(…)``, ``.data = …``) takes it out of here.
+    At first it has no memory: ``take_parameters`` and ``make_room_for_gradients`` give it some, so
+    that whoever has other buckets can free theirs in between. Who copies or moves a parameter
+    afterwards (``.to(…)``, ``.data = …``) takes it out of here.
     """
 
     def __init__(
@@ -61,14 +63,29 @@ class FlatBucket:
             Piece(first, last, parameter.shape, dense_strides(parameter))
             for parameter, (first, last) in zip(self.parameters, pairwise(edges), strict=True)
         ]
-        self.values = self.parameters[0].detach().new_empty(edges[-1])
-        self.gradients = torch.zeros_like(self.values)
+        self.numel = edges[-1]
+        self.values = self.gradients = self.parameters[0].detach().new_empty(0)
         self._gradient_of: dict[nn.Parameter, torch.Tensor] = {}
+        self._taken: set[nn.Parameter] = set()
+
+    def take_parameters(self) -> None:
+        """Parameters become views; what they were views of is free when all of its have left."""
+        self.values = self.values.new_empty(self.numel)
         for parameter, piece in zip(self.parameters, self.pieces, strict=True):
-            self._gradient_of[parameter] = piece.view(self.gradients)
             piece.view(self.values).copy_(parameter.detach())
             parameter.data = piece.view(self.values)
-        self._taken: set[nn.Parameter] = set()
+
+    def make_room_for_gradients(self) -> None:
+        self.gradients = torch.zeros_like(self.values)
+        self._gradient_of = {
+            parameter: piece.view(self.gradients)
+            for parameter, piece in zip(self.parameters, self.pieces, strict=True)
+        }
+
+    def drop_gradients(self) -> None:
+        """Give their memory back: nothing is taken over any more."""
+        self.gradients = self.gradients.new_empty(0)
+        self._gradient_of = {}
 
     @torch.no_grad()
     def take_gradient(self, parameter: nn.Parameter, *, divided_by: int) -> None:
@@ -113,7 +130,7 @@ class FlatBucket:
         spans = [(piece.first, piece.last) for piece in self.pieces]
         if self.passes == "backward":
             return spans
-        edges = block_edges(self.values.numel(), ranks)
+        edges = block_edges(self.numel, ranks)
         begin, end = int(edges[rank]), int(edges[rank + 1])
         return [(min(max(first, begin), last), max(min(last, end), first)) for first, last in spans]
 
@@ -124,6 +141,15 @@ def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def flat_buckets(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[FlatBucket]:
+    """A plan's buckets, which have taken the parameters over."""
+    buckets = buckets_without_memory(plan, parameters)
+    for bucket in buckets:
+        bucket.take_parameters()
+        bucket.make_room_for_gradients()
+    return buckets
+
+
+def buckets_without_memory(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[FlatBucket]:
     """A plan's buckets; one with parameters of several kinds becomes several, in a row."""
 
     def kind(name: str) -> tuple[str, str]:

@@ -29,7 +29,7 @@ from gradweave._src.planning import OPERATIONS
 from gradweave._src.runtime.arrivals import Arrivals
 from gradweave._src.runtime.departures import Departures
 from gradweave._src.runtime.elementwise import knows_parameters_by_themselves, require_elementwise
-from gradweave._src.runtime.flat_buckets import FlatBucket, flat_buckets
+from gradweave._src.runtime.flat_buckets import FlatBucket, buckets_without_memory
 from gradweave._src.runtime.marked_shards import mark_shards
 from gradweave._src.runtime.message_log import MessageLog
 from gradweave._src.runtime.shards import Shards
@@ -102,6 +102,8 @@ class FlatEngine:
         self._was_stepped = False
         self._was_gathered = False  # what the step under way updates
         self._sent: list[Sent] = []
+        self._buckets: list[FlatBucket] = []
+        self._departures: Departures
         self.shards = Shards(parameters, rank=group.rank(), ranks=group.size())
         with ExitStack() as opened:  # and closed again, from the last to the first
             make = _communicators(group, make_group)
@@ -111,7 +113,7 @@ class FlatEngine:
             opened.callback(atexit.unregister, self._finish_sending)
             self._arrivals = Arrivals(module, parameters.values(), waits=clock.waits)
             opened.callback(self._arrivals.close)
-            self._lay_out(first_plan)
+            self._lay_out(first_plan, buckets_without_memory(first_plan, parameters))
             opened.callback(self._take_no_more_gradients)
             self._make_equal(module)
             by_bucket = self._update_and_gather if updates_by_bucket else None
@@ -195,9 +197,13 @@ class FlatEngine:
             return
         check_flat_plan(plan, self.parameters)
         self.synchronise()
-        with self.shards.moving(self._known_optimizers(), self._gather_flat):
+        new = buckets_without_memory(plan, self.parameters)
+        with self.shards.moving(self._known_optimizers(), self._gather_flat, to=new):
             self._take_no_more_gradients()
-            self._lay_out(plan)
+            # Nobody else has the old buckets, whose memory goes as the new ones are filled.
+            del self._departures
+            self._buckets = []
+            self._lay_out(plan, new)
 
     def stop_noting(self) -> None:
         self.message_log = None
@@ -209,7 +215,7 @@ class FlatEngine:
         return self._first_plan
 
     def synchronise(self) -> None:
-        """Until the model's parameters are complete on this rank."""
+        """Wait until the model's parameters are complete on this rank."""
         if self._is_stale:
             self.gather()
         self._arrivals.wait_for_all()
@@ -249,10 +255,14 @@ class FlatEngine:
         self.know(optimizer)
         self.shards.load_whole_state(optimizer, state)
 
-    def _lay_out(self, plan: Plan) -> None:
+    def _lay_out(self, plan: Plan, buckets: list[FlatBucket]) -> None:
         self.plan = plan
-        self._buckets = flat_buckets(plan, self.parameters)
-        self.shards.lay_out(self._buckets)
+        for bucket in buckets:
+            bucket.take_parameters()
+            self.shards.lay_out(bucket)
+        for bucket in buckets:
+            bucket.make_room_for_gradients()
+        self._buckets = buckets
         self._departures = Departures(
             self._buckets,
             ranks=self.group.size(),

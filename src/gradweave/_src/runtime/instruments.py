@@ -8,7 +8,7 @@ from torch import nn
 
 from gradweave._src.clocks import clock_for
 from gradweave._src.comm.own_group import OwnGroup
-from gradweave._src.comm.small_messages import gather_text, group_device
+from gradweave._src.comm.small_messages import first_to_say, group_device
 from gradweave._src.costs.sparse import BYTES_PER_ELEMENT
 from gradweave._src.device_order import own_stream
 from gradweave._src.errors import RequestError
@@ -114,7 +114,7 @@ class Instruments:
         return 0 if self._sparse is None else self._sparse.step
 
     def close(self) -> None:
-        """Also the groups, unless messages have come to travel there."""
+        """Close everything, groups included unless messages have come to travel there."""
         if not self._keeps_own_groups():
             for own_group in self._own_groups:
                 own_group.close()
@@ -155,9 +155,9 @@ class Pricing(Activity):
             why = str(error) or type(error).__name__
         exchanger = self._sparse.sparsifier.exchanger
         group = exchanger.group
-        for rank, said in enumerate(gather_text(group, why, device=group_device(group))):
-            if said:
-                raise RequestError(f"{said} (rank {rank})")
+        said = first_to_say(group, why, device=group_device(group))
+        if said is not None:
+            raise RequestError(said)
         exchange = exchange_cost(
             exchanger, exchange=settings.exchange, density=density, numel=numel
         )

@@ -33,7 +33,7 @@ class _Said(Struct, frozen=True, kw_only=True):
 def gather_notes(
     group: dist.ProcessGroup, take: Callable[[], Note], kind: type[Note]
 ) -> tuple[Note, ...]:
-    """What every rank notes. Where one of them fails, all raise the same RequestError."""
+    """Return what every rank notes. Where one of them fails, all raise the same RequestError."""
     try:
         said = _Said(note=msgspec.to_builtins(take()))
     except Exception as error:  # noqa: BLE001 others wait
@@ -73,7 +73,7 @@ def write_on_rank_0(
 
 
 def tensors_of(parameters: Mapping[str, torch.Tensor]) -> tuple[Tensor, ...]:
-    """As a trace has them, but for the times, in the order of declaration."""
+    """Return tensors as a trace has them, without times, in the order of declaration."""
     return tuple(
         Tensor(
             name=name,

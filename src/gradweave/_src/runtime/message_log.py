@@ -10,7 +10,7 @@ from gradweave._src.vocabulary import Operation
 
 
 class NotedMessage(NamedTuple):
-    """By marks of the log's clock."""
+    """A message, timed by marks of the log's clock."""
 
     operation: Operation
     collective: str
@@ -41,7 +41,7 @@ class MessageLog:
         return tuple(noted)
 
     def times(self, noted: Sequence[NotedMessage]) -> tuple[MessageTimes, ...] | None:
-        """When they travelled; None while some still do. Nothing is waited for."""
+        """Return when they travelled; None while some still do. Nothing is waited for."""
         if not have_passed(self.clock, [self._zero, *(message.done for message in noted)]):
             return None
         since = self.clock.seconds

@@ -7,8 +7,9 @@ announcement when it is needed.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
+from math import ceil
 from threading import Event
 from time import monotonic, sleep
 from typing import TypeVar
@@ -26,6 +27,8 @@ Answer = TypeVar("Answer")
 
 # At first, and when others have let us wait for long.
 POLLED_EVERY_S, POLLED_LATER_EVERY_S, PATIENCE = 0.001, 0.02, 1.1
+# What rank 0 has to read on a command must not grow with the world.
+MOST_REPORTERS = 256
 # A rank that wants to leave asks rank 0 first; one that gets no answer in this time leaves anyway.
 LEFT_WITHIN_S = 1.0
 # Added to a counter by whoever wants everybody to stop; no counter gets there by itself.
@@ -47,6 +50,8 @@ class Noticeboard:
         assert store is not None, "who asks `can_be_made` first has one"
         self._store = PrefixStore(f"gradweave/{place}", store)
         self._announced_last: str | None = None
+        self._reporters = range(0, self.ranks, ceil(self.ranks / MOST_REPORTERS))
+        self._topics: set[str] = set()  # on which this rank has been counted
         timeout = group_timeout(group) or default_pg_timeout
         self._answered_within_s = timeout.total_seconds()
         self._is_silent = False
@@ -58,27 +63,66 @@ class Noticeboard:
 
     def say(self, topic: str, text: str) -> None:
         """What this rank has to say; of what it has said on the same topic, the last stays."""
-        self._asked(lambda: self._store.set(f"{topic}/{self.rank}", text))
+        self._asked(lambda: self._put(topic, text))
 
     def everyone(self, topic: str) -> list[str] | None:
         """What all ranks have said; None while some have not."""
-        keys = [f"{topic}/{rank}" for rank in range(self.ranks)]
+        said = self._read(topic, list(range(self.ranks)))
+        return None if said is None else list(said.values())
 
-        def read() -> list[str] | None:
-            if not self._store.check(keys):
-                return None
-            return [value.decode() for value in self._store.multi_get(keys)]
+    def report(self, topic: str, text: str, *, must_be_heard: bool) -> None:
+        """What this rank has found, where a share of the ranks is enough to know it of all.
 
-        return self._asked(read)
+        Of a large world only some ranks say it, and one of those that must be heard.
+        """
+
+        def write() -> None:
+            if must_be_heard:
+                self._store.set(f"{topic}/must be heard", str(self.rank))
+            self._put(topic, text if must_be_heard or self.rank in self._reporters else None)
+
+        self._asked(write)
+
+    def reports(self, topic: str) -> dict[int, str] | None:
+        """What those have found who report, by rank; None while any rank has not come so far."""
+        return self._read(topic, self._reporters, and_others=True)
 
     def forget(self, topic: str) -> None:
-        """Rank 0, who alone reads what all have said."""
+        """Every rank, when rank 0 has read what all have said."""
 
         def delete() -> None:
-            for rank in range(self.ranks):
-                self._store.delete_key(f"{topic}/{rank}")
+            self._store.delete_key(f"{topic}/{self.rank}")
+            if self.rank == 0:
+                for name in ("ranks", "must be heard"):
+                    self._store.delete_key(f"{topic}/{name}")
 
         self._asked(delete)
+        self._topics.discard(topic)
+
+    def _put(self, topic: str, text: str | None) -> None:
+        if text is not None:
+            self._store.set(f"{topic}/{self.rank}", text)
+        if topic not in self._topics:
+            # Rank 0 asks for one number until all are there, not for a key of each of them.
+            self._store.add(f"{topic}/ranks", 1)
+            self._topics.add(topic)
+
+    def _read(
+        self, topic: str, ranks: Sequence[int], *, and_others: bool = False
+    ) -> dict[int, str] | None:
+        counted, others = f"{topic}/ranks", f"{topic}/must be heard"
+
+        def read() -> dict[int, str] | None:
+            if not self._store.check([counted]) or int(self._store.get(counted)) < self.ranks:
+                return None
+            asked = set(ranks)
+            if and_others and self._store.check([others]):
+                asked.add(int(self._store.get(others)))
+            in_order = sorted(asked)
+            values = self._store.multi_get([f"{topic}/{rank}" for rank in in_order])
+            return {rank: value.decode() for rank, value in zip(in_order, values, strict=True)}
+
+        return self._asked(read)
 
     def announce(self, after_pass: int, text: str) -> None:
         """Rank 0, before its part of that pass. All have heard what was announced before."""

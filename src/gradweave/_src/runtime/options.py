@@ -152,7 +152,7 @@ def needs_own_group(options: Options, plan: Plan | None) -> bool:
 
 
 def first_collective(options: Options, default: str) -> str:
-    """By which messages travel until there is a plan."""
+    """Return the collective by which messages travel until there is a plan."""
     if options.rounding is not None:
         by = FOR_ROUNDED if options.collective == AUTO else options.collective
         return str(Travel(by, Compression(method=options.rounding)))

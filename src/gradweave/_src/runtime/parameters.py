@@ -27,7 +27,7 @@ def modules_with_sparse_gradients(module: nn.Module) -> Iterator[str]:
 
 
 def check_compressible(module: nn.Module, *, skips_unused: bool) -> None:
-    """Before anything is built: some gradients cannot be selected from."""
+    """Refuse gradients that cannot be selected from, before anything is built."""
     if skips_unused:
         raise RequestError(
             "residuals travel in every step, also those of unused parameters; leave out "

@@ -17,7 +17,12 @@ import torch.distributed as dist
 
 from gradweave import __version__
 from gradweave._src import files
-from gradweave._src.comm.small_messages import broadcast_text, gather_text, group_device
+from gradweave._src.comm.small_messages import (
+    broadcast_text,
+    first_to_say,
+    gather_text,
+    group_device,
+)
 from gradweave._src.errors import PlanMismatch
 from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
@@ -119,7 +124,7 @@ class PlanCache:
             logger.warning("%s: remembered plan %s: %s", then, self._path, why)
 
     def _reason(self, error: Exception) -> str:
-        """In one line, without the file's name."""
+        """Return the reason in one line, without the file's name."""
         if isinstance(error, OSError) and error.strerror:
             return error.strerror
         return in_one_line(error, origin=str(self._path))
@@ -151,10 +156,8 @@ def agreed_recipe(
         recipe = usable(text)
     except Exception as error:  # noqa: BLE001 others have to be told
         why = reason(error)
-    for rank, said in enumerate(gather_text(group, why, device=device)):
-        if said:
-            return None, f"{said} (rank {rank})"
-    return recipe, ""
+    said = first_to_say(group, why, device=device)
+    return (recipe, "") if said is None else (None, said)
 
 
 def check_recipe(recipe: Recipe, task: PlanningTask, *, check: Callable[[Plan], None]) -> None:

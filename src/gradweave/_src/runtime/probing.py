@@ -157,7 +157,7 @@ class Probing(Activity):
             lanes.close(STOPPED_WITHIN_S)
 
     def _wait_for_forward(self) -> None:
-        """Until all ranks are in a forward pass that nothing was sent beside."""
+        """Wait until all ranks are in a forward pass that nothing was sent beside."""
         self._forward_began.wait()
         self._forward_began.clear()
         self._turns.take()

@@ -80,14 +80,15 @@ class QueuedProbing(Activity):
         if self._stage in {Stage.SAID, Stage.ANNOUNCED}:
             text = self._announcements.heard()
             if text is not None:
+                self._announcements.board.forget(self._topic)
                 self._begin(msgspec.json.decode(text, type=Round))
         if self._stage is Stage.SENT and have_passed(self._clock, self._marks):
             self._say(msgspec.json.encode(self._taken_s()).decode())
         board = self._announcements.board
         if self._stage is Stage.SAID and board.rank == 0:
-            said = board.everyone(self._topic)
+            said = board.reports(self._topic)
             if said is not None:
-                self._announce(said)
+                self._announce(list(said.values()))
 
     def part(self) -> RankProbe | None:
         if self._stage is not Stage.OVER:
@@ -114,7 +115,7 @@ class QueuedProbing(Activity):
         return _topic(self._name, self._rounds)
 
     def _say(self, text: str) -> None:
-        self._announcements.say(self._topic, text)
+        self._announcements.say(self._topic, text, must_be_heard=False)
         self._stage = Stage.SAID
 
     def _begin(self, announced: Round) -> None:
@@ -137,7 +138,7 @@ class QueuedProbing(Activity):
         return marks
 
     def _taken_s(self) -> list[float]:
-        """For each size and way: a message alone, and a stream of them."""
+        """Return what a message alone took and what a stream of them did, for each size and way."""
         seconds, marks = self._clock.seconds, self._marks
         of_ways = zip(marks[0::3], marks[1::3], marks[2::3], strict=True)
         return [s for one, two, three in of_ways for s in (seconds(one, two), seconds(two, three))]
@@ -151,7 +152,7 @@ class QueuedProbing(Activity):
                 self._learn([msgspec.json.decode(text, type=list[float]) for text in said])
             following = Round(self._next_sizes())
         text = msgspec.json.encode(following).decode()
-        self._announcements.announce(text, about=self._topic)
+        self._announcements.announce(text)
         self._stage = Stage.ANNOUNCED
 
     def _learn(self, of_ranks: Sequence[Sequence[float]]) -> None:
@@ -186,7 +187,7 @@ class QueuedProbing(Activity):
 
 
 def refuse_first_round(announcements: Announcements, name: str) -> None:
-    """On a rank that cannot probe at all."""
+    """Refuse the first round on a rank that cannot probe at all."""
     _refuse(announcements, _topic(name, 0))
 
 
@@ -197,6 +198,6 @@ def _topic(name: str, number: int) -> str:
 def _refuse(announcements: Announcements, topic: str) -> None:
     """This rank sends nothing, and nobody else is to."""
     if announcements.board.rank == 0:
-        announcements.announce(msgspec.json.encode(Round()).decode(), about=topic)
+        announcements.announce(msgspec.json.encode(Round()).decode())
     else:
-        announcements.say(topic, REFUSED)
+        announcements.say(topic, REFUSED, must_be_heard=True)

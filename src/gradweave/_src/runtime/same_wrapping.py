@@ -21,7 +21,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave._src.comm.groups import cloned_store
-from gradweave._src.comm.small_messages import gather_long_text, gather_text, group_device
+from gradweave._src.comm.small_messages import all_say_the_same, gather_long_text, group_device
 from gradweave._src.errors import RequestError
 from gradweave._src.in_time import in_time
 from gradweave._src.plan import Plan
@@ -98,16 +98,13 @@ class SameWrapping:
         text = msgspec.json.encode(said).decode()
         self._ask_at_s = time.monotonic() + ASKED_AFTER_S
         try:
-            digests = gather_text(
-                group,
-                sha256(text.encode()).hexdigest(),
-                device=device,
-                while_waiting=self._raise_refusal_in_time,
+            are_alike = all_say_the_same(
+                group, text, device=device, while_waiting=self._raise_refusal_in_time
             )
         except RuntimeError:  # a rank is gone, perhaps because it has refused
             self._raise_refusal()
             raise
-        if len(set(digests)) > 1:
+        if not are_alike:
             texts = gather_long_text(group, text, device=device)
             everyone = [msgspec.json.decode(one, type=dict[str, str]) for one in texts]
             raise RequestError(
@@ -161,7 +158,7 @@ def differences(everyone: Sequence[Said]) -> str:
 
 
 def options_said(options: Options) -> dict[str, str]:
-    """Of our own options, which both wrappers have."""
+    """Return what is said of our own options, which both wrappers have."""
     names = [name for name in options.__struct_fields__ if name not in OF_RANK_0]
     said = {name: _said(getattr(options, name)) for name in names}
     compression = options.compression
@@ -173,7 +170,7 @@ def options_said(options: Options) -> dict[str, str]:
 
 
 def torch_options_said(given: Mapping[str, Any]) -> dict[str, str]:
-    """Of torch's options; whoever gives a default gives nothing."""
+    """Return what is said of torch's options; whoever gives a default gives nothing."""
     known = inspect.signature(TorchDDP.__init__).parameters
     defaults = {name: one.default for name, one in known.items() if one.default is not one.empty}
     return {
@@ -196,7 +193,7 @@ def plan_said(source: object, given: Plan | Recipe | None) -> str:
 
 
 def given_said(value: object) -> str:
-    """Of something that is only there or not."""
+    """Return what is said of something that is only there or not."""
     return "None" if value is None else "given"
 
 

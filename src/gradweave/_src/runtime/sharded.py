@@ -273,7 +273,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             self.require_backward_grad_sync = before
 
     def join(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not with shards: a rank without data would still have to update its own."""
+        """Refuse: a rank without data would still have to update its shards."""
         del args, kwargs
         raise RequestError(
             "ShardedDataParallel has no join(): every rank updates its shard in every step; give "
@@ -281,11 +281,11 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         )
 
     def join_hook(self, **kwargs: Any) -> NoReturn:
-        """What torch.distributed.algorithms.Join asks for."""
+        """Return what torch.distributed.algorithms.Join asks for."""
         self.join(**kwargs)
 
     def slow_ranks(self, *, steps: int = KEPT_STEPS) -> tuple[SlowRank, ...]:
-        """As DistributedDataParallel has it; what is on its way arrives first."""
+        """Return what DistributedDataParallel does; what is on its way arrives first."""
         self.synchronise()
         return super().slow_ranks(steps=steps)
 

@@ -65,13 +65,19 @@ class Shards:
         self._shard_of = {full: self.by_name[name] for name, full in parameters.items()}
         self._changes_then: dict[nn.Parameter, int] = {}  # of shards' gradients, by parameter
 
-    def lay_out(self, buckets: Sequence[FlatBucket]) -> None:
-        for bucket in buckets:
-            owned = bucket.owned_by(self._rank, self._ranks)
-            for name, whole, own in zip(bucket.names, bucket.pieces, owned, strict=True):
-                self._places[name] = Place(bucket, whole, own)
-                self.by_name[name].grad = None
-                self.by_name[name].data = self._places[name].own_of(bucket.values)
+    def lay_out(self, bucket: FlatBucket) -> None:
+        """Shards of these parameters are views of the bucket, and of no other any more."""
+        for name, place in self._places_in(bucket).items():
+            self._places[name] = place
+            self.by_name[name].grad = None
+            self.by_name[name].data = place.own_of(bucket.values)
+
+    def _places_in(self, bucket: FlatBucket) -> dict[str, Place]:
+        owned = bucket.owned_by(self._rank, self._ranks)
+        return {
+            name: Place(bucket, whole, own)
+            for name, whole, own in zip(bucket.names, bucket.pieces, owned, strict=True)
+        }
 
     def owned(self, name: str) -> OwnedPart:
         return self._places[name].owned
@@ -99,7 +105,7 @@ class Shards:
                 shard.grad.add_(gradient)
 
     def counted_gradients(self) -> list[torch.Tensor]:
-        """Of which all ranks together have each element once."""
+        """Return the gradients of which all ranks together have each element once."""
         found = (
             self.by_name[name].grad
             for name, place in self._places.items()
@@ -134,26 +140,41 @@ class Shards:
         return changes_in_place(gradient) != then and not gradient.any()
 
     @contextmanager
-    def moving(self, optimizers: Sequence[Optimizer], gather: Gather) -> Iterator[None]:
-        """Around ``lay_out``: gradients and what optimizers know of an element stay with it."""
-        states = [self._whole_elements(optimizer, gather) for optimizer in optimizers]
-        gradients = self._whole_gradients(gather)
-        yield
-        for optimizer, state in zip(optimizers, states, strict=True):
-            for name, values in state.items():
-                for key, value in values.items():
-                    own = self._places[name].own_of_whole(value)
-                    optimizer.state[self.by_name[name]][key] = own
-        for name, gradient in gradients.items():
-            self.by_name[name].grad = self._places[name].own_of_whole(gradient)
+    def moving(
+        self, optimizers: Sequence[Optimizer], gather: Gather, *, to: Sequence[FlatBucket]
+    ) -> Iterator[None]:
+        """Around ``lay_out``: gradients and what optimizers know of an element stay with it.
 
-    def _whole_gradients(self, gather: Gather) -> dict[str, torch.Tensor]:
+        Bucket by bucket: what all ranks have of an old one is gathered, each takes its part of the
+        new ones, and the rest is forgotten. The old gradients are gone before the new buckets come.
+        """
+        new: dict[str, Place] = {}
+        for bucket in to:
+            new |= self._places_in(bucket)
+        for optimizer in optimizers:
+            self._move_elements(optimizer, gather, new)
+        gradients = self._moved_gradients(gather, new)
+        yield
+        for name, gradient in gradients.items():
+            self.by_name[name].grad = gradient
+
+    def _move_elements(
+        self, optimizer: Optimizer, gather: Gather, new: Mapping[str, Place]
+    ) -> None:
+        for name, key, whole in self._whole_elements(optimizer, gather):
+            optimizer.state[self.by_name[name]][key] = new[name].own_of_whole(whole)
+
+    def _moved_gradients(self, gather: Gather, new: Mapping[str, Place]) -> dict[str, torch.Tensor]:
         """By parameter, of those that have one here; all ranks gather, whatever is zeroed where."""
         found: dict[str, torch.Tensor] = {}
         for bucket in self._buckets():
             gradients = {name: self.by_name[name].grad for name in bucket.names}
             parts = {name: part for name, part in gradients.items() if part is not None}
-            found |= self._gathered(bucket, parts, like=bucket.gradients, gather=gather)
+            whole = self._gathered(bucket, parts, like=bucket.gradients, gather=gather)
+            found |= {name: new[name].own_of_whole(one) for name, one in whole.items()}
+            for name in bucket.names:
+                self.by_name[name].grad = None
+            bucket.drop_gradients()
         return found
 
     def whole_state(self, optimizer: Optimizer, gather: Gather) -> dict[str, Any]:
@@ -163,7 +184,9 @@ class Shards:
         collective.
         """
         state = optimizer.state_dict()
-        whole = self._whole_elements(optimizer, gather)
+        whole: dict[str, dict[str, torch.Tensor]] = {}
+        for name, key, value in self._whole_elements(optimizer, gather):
+            whole.setdefault(name, {})[key] = value.clone()
         for index, name in self.indices(optimizer).items():
             if index in state["state"]:
                 state["state"][index] = {**state["state"][index], **whole.get(name, {})}
@@ -171,9 +194,11 @@ class Shards:
 
     def _whole_elements(
         self, optimizer: Optimizer, gather: Gather
-    ) -> dict[str, dict[str, torch.Tensor]]:
-        """By parameter: what the optimizer has for each element, in the parameter's shape."""
-        found: dict[str, dict[str, torch.Tensor]] = {}
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """By parameter and name: what the optimizer has for each element, in the parameter's shape.
+
+        Views of one bucket after the other, which the next one replaces.
+        """
         names = [self._name_of[p] for p in _all_of(optimizer) if p in self._name_of]
         for bucket in self._buckets():
             states = {
@@ -185,9 +210,9 @@ class Shards:
             for key in sorted(keys):
                 parts = {name: state[key] for name, state in states.items() if key in state}
                 like = next(iter(parts.values()))
-                for name, whole in self._gathered(bucket, parts, like=like, gather=gather).items():
-                    found.setdefault(name, {})[key] = whole
-        return found
+                gathered = self._gathered(bucket, parts, like=like, gather=gather)
+                for name, whole in gathered.items():
+                    yield name, key, whole
 
     def _gathered(
         self,
@@ -197,13 +222,13 @@ class Shards:
         like: torch.Tensor,
         gather: Gather,
     ) -> dict[str, torch.Tensor]:
-        """By parameter, and in its shape: all ranks' parts of it."""
-        flat = like.new_zeros(bucket.values.numel())
+        """Return all ranks' parts together, by parameter and in its shape: views of one tensor."""
+        flat = like.new_zeros(bucket.numel)
         for name, part in parts.items():
             self._places[name].own_of(flat).copy_(part)
         if bucket.passes == "both":
             gather(flat, bucket.collective)
-        return {name: self._places[name].whole.view(flat).clone() for name in parts}
+        return {name: self._places[name].whole.view(flat) for name in parts}
 
     def _buckets(self) -> Iterable[FlatBucket]:
         return dict.fromkeys(place.bucket for place in self._places.values())

@@ -53,7 +53,7 @@ class StepClock:
 
     @property
     def last_step_s(self) -> float | None:
-        """The last of them."""
+        """Return how long the last step took; None where no second one has ended."""
         self._look()
         return self._step_s[-1] if len(self._step_s) > 1 else None
 
@@ -132,12 +132,12 @@ class StepClock:
             self._begin(phase)
 
     def phases(self) -> list[Phases]:
-        """Of the last steps, as far as all of their phases were seen and are over."""
+        """Return the phases of the last steps, as far as all of them were seen and are over."""
         kept = [one for one in self._kept if self._clock.has_passed(one[1])]
         return [_lengths(self._clock, marks, end) for marks, end in kept]
 
     def last_phases(self) -> Phases | None:
-        """Of the last step that can be told without waiting for an accelerator."""
+        """Return the phases of the last step that is told without waiting for an accelerator."""
         for marks, end in reversed(self._kept):
             if self._clock.has_passed(end):
                 return _lengths(self._clock, marks, end)

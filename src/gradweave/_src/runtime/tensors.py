@@ -8,7 +8,7 @@ import torch
 
 
 def batch_size(inputs: tuple[Any, ...]) -> int:
-    """Of the first tensor that has one."""
+    """Return the batch size of the first tensor that has one."""
     sizes = (tensor.shape[0] for tensor in tensors_in(inputs) if tensor.dim() > 0)
     return max(1, next(sizes, 1))
 

@@ -26,6 +26,7 @@ from gradweave._src.runtime.message_log import MessageLog
 from gradweave._src.runtime.options import Options, first_collective
 from gradweave._src.sparse.training import SparseTraining
 from gradweave._src.torch_internals import (
+    begun_sum,
     changes_in_place,
     is_in_backward,
     named_range,
@@ -54,7 +55,7 @@ class Transport(Protocol):
     ) -> Done: ...
 
     def name_of(self, bucket: int) -> str:
-        """For people."""
+        """Return how the bucket travels, as people read it."""
         ...
 
 
@@ -104,7 +105,7 @@ class DenseTransport:
                 return self._sum_and_keep(gradient, way, self._carried.of_bucket(layout, gradient))
             self._carried.give_back(layout, gradient)
         if way == "native":
-            return self._group.allreduce([gradient]).get_future()
+            return begun_sum(self._group, gradient)
         return self._thread.submit("all-reduce", gradient, collective=way)
 
     def _sum_and_keep(self, gradient: torch.Tensor, way: str, carried: torch.Tensor) -> Done:

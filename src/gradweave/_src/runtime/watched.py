@@ -331,7 +331,7 @@ def _close(last_gradient: LastGradient, survey: Survey) -> None:
 
 
 def _check(ddp: object) -> None:
-    """Before anything is hooked on."""
+    """Refuse what cannot be watched, before anything is hooked on."""
     if isinstance(ddp, Planned):
         raise RequestError(
             f"{type(ddp).__name__} of Gradweave is watched by itself; call its own save_run() and "

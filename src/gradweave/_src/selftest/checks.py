@@ -26,8 +26,8 @@ from gradweave._src.timeline import Timeline
 from gradweave._src.torch_internals import torch_bucket_bytes
 
 # A plan is tried whatever is predicted, so that buckets change; torch's own are several.
-QUICK = {"record_steps": 1, "trial_steps": 1, "planner": "single"}
-TORCH_OPTIONS = {"bucket_cap_mb": 0.005}
+QUICK: dict[str, Any] = {"record_steps": 1, "trial_steps": 1, "planner": "single"}
+TORCH_OPTIONS: dict[str, Any] = {"bucket_cap_mb": 0.005}
 SETTLED_STEPS = 5
 SPARSE_STEPS, DENSITY = 6, 0.05
 # Sums in another order are rounded in another way.
@@ -40,7 +40,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank trains."""
+    """The place where a rank trains."""
 
     group: dist.ProcessGroup
     device: torch.device
@@ -98,12 +98,12 @@ def keeps_all_gradients(place: Place) -> str:
 
     Gradients are whole numbers, so sums are exact in any order.
     """
-    weight = torch.zeros(40, FEATURES)
     model = nn.Linear(FEATURES, 40, bias=False)
-    model.weight.data = weight.to(place.device)
+    nn.init.zeros_(model.weight)
+    produced = torch.zeros_like(model.weight.detach())
+    model.to(place.device)
     wrapped = DistributedDataParallel(model, compression=GTopK(DENSITY))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1.0)
-    produced = torch.zeros_like(weight)
     for step in range(SPARSE_STEPS):
         inputs = (4 * batch(step, place.rank, torch.device("cpu"))).round()
         # The gradient of a sum of all outputs is the sum of inputs, here times the output's number.

@@ -59,7 +59,7 @@ def with_compression_price(
 
 
 def _least_s_per_byte(network: Network, compression: Compression, workers: int) -> float:
-    """By the links alone, where there is a formula for them."""
+    """Return the least price of a byte by the links alone, where there is a formula."""
     if network.links is None:
         return 0.0
     try:

@@ -170,7 +170,7 @@ def _said(option: Option) -> str:
 
 
 def _sentence(text: str) -> str:
-    """With a capital at its beginning."""
+    """Return the text with a capital at its beginning."""
     return text[:1].upper() + text[1:]
 
 

@@ -188,7 +188,7 @@ def _result(
     phases: Sequence[Phases | None],
     predicted: Timeline | None,
 ) -> Result:
-    """Of the rank that computes longest, for others wait for it.
+    """Return the row of the rank that computes longest, for others wait for it.
 
     An iteration is what it is elsewhere: forward, backward, and waiting for the network. What lies
     between two of them is in steps.json.
@@ -232,7 +232,7 @@ def _slowest(phases: Sequence[Phases | None]) -> Phases | None:
 
 
 def _trace(training: Training, phases: Sequence[Phases | None]) -> Trace:
-    """As recorded; otherwise the passes as the ranks' clocks saw them."""
+    """Return the trace that was recorded, or the passes as the ranks' clocks saw them."""
     if training.findings.trace is not None:
         return training.findings.trace
     slowest = _slowest(phases)
@@ -322,7 +322,7 @@ def predicted_of(
 
 
 def _learnt(training: Training, trace: Trace) -> Network | None:
-    """From the messages of the last step, where they were noted."""
+    """Return what the messages of the last step tell, where they were noted."""
     noted = [message_times(timeline, training.plan) for timeline in training.timelines]
     return network_from([noted], trace) if noted else None
 

@@ -53,7 +53,7 @@ class Knowledge:
 
     @property
     def model_bytes(self) -> int:
-        """Of all gradients."""
+        """The bytes of all gradients."""
         return int(self.trace.nbytes.sum())
 
     def learnt_network(self) -> Network:
@@ -66,7 +66,7 @@ class Knowledge:
         return network
 
     def predicted(self, plan: Plan) -> Timeline:
-        """By what is known now."""
+        """Return what a plan is predicted to take by what is known now."""
         network = self.findings.network
         assert network is not None, "plans are made of what messages cost"
         return simulate(self.trace, plan, network, workers=self.task.workers)

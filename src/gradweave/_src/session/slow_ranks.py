@@ -285,7 +285,7 @@ def _noise(parts: Sequence[float]) -> float:
 
 
 def _error_s(ranks: Sequence[Typical], rank: int, phase: Phase) -> float:
-    """Of the difference between a rank and the median rank."""
+    """Return the error of the difference between a rank and the median rank."""
     errors_s = [one.errors.seconds(phase) for one in ranks]
     return hypot(errors_s[rank], median(errors_s))
 
@@ -313,5 +313,5 @@ def _slowest(phases: Sequence[Phases]) -> Phases:
 
 
 def _step_s(ranks: Sequence[Typical]) -> float:
-    """As all ranks see it, for a step ends on all of them together."""
+    """Return a step as all ranks see it, for it ends on all of them together."""
     return median(median(part.step_s for part in one.parts) for one in ranks)

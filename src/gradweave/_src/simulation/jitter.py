@@ -7,6 +7,9 @@ from msgspec.structs import replace
 from gradweave._src.checks import require_not_negative
 from gradweave._src.trace import Trace
 
+# So that memory does not grow with them.
+WORKERS_AT_ONCE = 1024
+
 
 class Jitter(Struct, frozen=True, kw_only=True):
     """How workers differ from the trace, anew in each iteration."""
@@ -28,15 +31,19 @@ def slowest(trace: Trace, jitter: Jitter, *, workers: int, random: np.random.Gen
 
     Times are drawn log-normal, so that none is negative, with the trace's as their mean.
     """
-    variance = np.log1p(jitter.spread**2)
     tensors = len(trace.tensors)
-    noise = random.normal(-variance / 2, np.sqrt(variance), size=(workers, 2 * tensors))
-    factors = np.exp(noise)
-    factors[random.permutation(workers)[: jitter.stragglers]] *= jitter.slowdown
-
+    is_straggler = np.zeros(workers, dtype=bool)
+    is_straggler[random.permutation(workers)[: jitter.stragglers]] = True
+    if jitter.spread == 0:
+        is_straggler = np.unique(is_straggler)  # all others, and all of these, are alike
     forward_s = np.array([tensor.forward_s for tensor in reversed(trace.tensors)])
-    backward_s = np.diff(trace.ready_s, prepend=0.0)
-    clocks_s = np.cumsum(factors * np.concatenate([forward_s, backward_s]), axis=1).max(axis=0)
+    parts_s = np.concatenate([forward_s, np.diff(trace.ready_s, prepend=0.0)])
+    variance = np.log1p(jitter.spread**2)
+    clocks_s = np.zeros(2 * tensors)
+    for some in np.array_split(is_straggler, -(-len(is_straggler) // WORKERS_AT_ONCE)):
+        noise = random.normal(-variance / 2, np.sqrt(variance), size=(len(some), 2 * tensors))
+        factors = np.exp(noise) * np.where(some, jitter.slowdown, 1.0)[:, None]
+        clocks_s = np.maximum(clocks_s, np.cumsum(factors * parts_s, axis=1).max(axis=0))
     forward_end_s, ready_s = clocks_s[tensors - 1], clocks_s[tensors:]
     shares_s = np.diff(clocks_s[:tensors], prepend=0.0)[::-1]
     changed = zip(trace.tensors, ready_s - forward_end_s, shares_s, strict=True)

@@ -5,12 +5,14 @@ from itertools import product
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gradweave._src.compression import Compression
 from gradweave._src.errors import RequestError
 from gradweave._src.network import Network
 from gradweave._src.plan import Plan
 from gradweave._src.planning import OPERATIONS, make_plan, priced_share
+from gradweave._src.simulation.failures import Failures, Survival, survival
 from gradweave._src.simulation.iteration import simulate
 from gradweave._src.simulation.jitter import Jitter, slowest
 from gradweave._src.timeline import Timeline
@@ -65,6 +67,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     samples_per_s: float
     messages: int
     extrapolated_from_bytes: int | None  # where the largest message leaves the measured curve
+    survival: Survival | None = None  # what failures leave of that, where they were asked about
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
@@ -103,7 +106,12 @@ def cases(
 
 
 def run(
-    case: Case, *, jitter: Jitter | None = None, iterations: int = 1, seed: int = 0
+    case: Case,
+    *,
+    jitter: Jitter | None = None,
+    iterations: int = 1,
+    seed: int = 0,
+    failures: Failures | None = None,
 ) -> Simulated:
     """Plan for the trace as it is, then simulate; with jitter, ``iterations`` different ones."""
     plan = case.plan()
@@ -111,7 +119,10 @@ def run(
         simulate(trace, plan, case.network, workers=case.workers)
         for trace in _iterations(case, jitter, iterations, seed)
     ]
-    return Simulated(plan=plan, timeline=timelines[0], outcome=_outcome(case, plan, timelines))
+    outcome = _outcome(case, plan, timelines)
+    if failures is not None:
+        outcome = replace(outcome, survival=survival(failures, workers=case.workers))
+    return Simulated(plan=plan, timeline=timelines[0], outcome=outcome)
 
 
 def _iterations(case: Case, jitter: Jitter | None, iterations: int, seed: int) -> Iterator[Trace]:

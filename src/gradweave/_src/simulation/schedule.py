@@ -1,11 +1,12 @@
 """What a schedule costs on given links: clocks for every port and block, round by round.
 
-A transfer starts when its source has the blocks and both ports are done with what came before. It
-takes the latency of the outermost tier it crosses, and then as long as the most loaded link on its
-way needs for all that crosses that link in this round, in this direction: flows that share a link
-share its bandwidth. (Transfers of different rounds wait for each other at ports, not at uplinks.)
-Links are full duplex. A rank adds what it has received before it receives more, and what several
-bring in one round one after the other: the papers count the time to add so.
+A transfer starts when its source has the blocks and both ports are done with what came before; what
+goes from one rank to another in a round is one message, which waits for all its blocks. It takes
+the latency of the outermost tier it crosses, and then as long as the most loaded link on its way
+needs for all that crosses that link in this round, in this direction: flows that share a link share
+its bandwidth. (Transfers of different rounds wait for each other at ports, not at uplinks.) Links
+are full duplex. A rank adds what it has received before it receives more, and what several bring in
+one round one after the other: the papers count the time to add so.
 """
 
 from math import prod
@@ -32,7 +33,7 @@ def simulate_schedule(schedule: Schedule, links: Links, *, nbytes: int) -> float
         size = (edges[one.last] - edges[one.first]).astype(np.float64)
         taken_s = _latency_s(one, links, factors) + _transfer_s(one, size, links, factors)
         begin_s = np.maximum(sending_s[one.source], receiving_s[one.target])
-        begin_s = np.maximum(begin_s, _sources_ready_s(ready_s, one))
+        begin_s = np.maximum(begin_s, _messages_ready_s(ready_s, one))
         end_s = begin_s + taken_s
         np.maximum.at(sending_s, one.source, end_s)
         added_s = end_s + _added_bytes(one, size, schedule.ranks) * adding_s_per_byte
@@ -85,6 +86,17 @@ def _added_bytes(one: Round, size: FloatArray, ranks: int) -> FloatArray:
     """What the target of each transfer has to add in this round; nothing where it replaces."""
     load = np.bincount(one.target[one.add], size[one.add], minlength=ranks)
     return np.where(one.add, load[one.target], 0.0)
+
+
+def _messages_ready_s(ready_s: FloatArray, one: Round) -> FloatArray:
+    """When a source has all that goes to the same target."""
+    blocks_s = _sources_ready_s(ready_s, one)
+    pairs, message = np.unique(one.source * len(ready_s) + one.target, return_inverse=True)
+    if len(pairs) == len(blocks_s):
+        return blocks_s
+    together_s = np.zeros(len(pairs))
+    np.maximum.at(together_s, message, blocks_s)
+    return np.asarray(together_s[message])
 
 
 def _sources_ready_s(ready_s: FloatArray, one: Round) -> FloatArray:

@@ -60,7 +60,7 @@ class Exchange:
 
 
 class Gathering:
-    """Everyone's vector on every rank. All sums are applied, or the ``largest`` k (Algorithm 2)."""
+    """A participant that gathers all vectors; all sums are applied, or the ``largest`` k."""
 
     def __init__(self, rank: int, mine: SparseVector, k: int, *, largest: bool) -> None:
         self.mine = mine

@@ -115,5 +115,5 @@ class _Packed:
         return np.zeros((step.last - step.first) * self._vector_bytes, np.uint8)
 
     def _parts(self, message: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """One row for each vector."""
+        """Return the message as rows, one for each vector."""
         return message.reshape(-1, self._vector_bytes)

@@ -14,7 +14,7 @@ from gradweave._src.torch_internals import changes_in_place, when_backward_ends
 
 
 class Fate(IntEnum):
-    """Of a parameter's gradient; where ranks differ, the largest counts."""
+    """What became of a parameter's gradient; where ranks differ, the largest counts."""
 
     DISCARDED = 0  # set to None or zero, and no optimizer has taken a step with it
     WAITING = 1  # still there: the next pass adds to it
@@ -50,7 +50,7 @@ class GradientFates:
         self._callbacks.append(callback)
 
     def forget_callbacks(self) -> None:
-        """Of a forward pass that no backward pass has followed."""
+        """Forget the callbacks of a forward pass that no backward pass has followed."""
         self._callbacks.clear()
 
     def now(self) -> dict[str, Fate]:
@@ -72,7 +72,7 @@ class GradientFates:
         self._decided = dict.fromkeys(self._parameters, Fate.APPLIED)
 
     def begin_pass(self) -> None:
-        """Before any gradient is written, at the first of a backward pass."""
+        """Note that a backward pass begins, before any gradient is written."""
         if self._is_in_pass():
             return
         self._decide()

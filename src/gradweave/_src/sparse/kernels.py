@@ -1,4 +1,4 @@
-"""Compiled loops: exact selection by radix, and sums of sparse vectors. Needs numba.
+"""Compiled loops: exact selection by radix, and sums of sparse vectors. They need numba.
 
 Magnitudes are compared as bit patterns: without the sign bit, those of IEEE numbers are ordered
 like the numbers, Inf and NaN above all others.

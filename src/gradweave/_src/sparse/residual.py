@@ -67,7 +67,7 @@ class _Layout:
         return cls(tuple(parameter.shape), like.stride())
 
     def shaped(self, flat: torch.Tensor) -> torch.Tensor:
-        """A view."""
+        """Return a view in the parameter's shape."""
         return flat.as_strided(self.shape, self.strides)
 
 

@@ -123,7 +123,7 @@ def find_selection(name: str) -> Select:
 
 
 def select(flat: Flat, gradient: torch.Tensor, *, k: int, method: str) -> SparseVector:
-    """By name. A k above the number of elements takes all of them, a k of 0 none."""
+    """Select by the method of this name; a k above the number of elements takes them all."""
     chosen = find_selection(method)
     if gradient.layout is not torch.strided:
         raise RequestError(

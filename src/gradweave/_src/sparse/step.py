@@ -213,7 +213,7 @@ class Sparsifier:
 
 
 def _own_applied(selected: SparseVector, done: Exchanged) -> SparseVector:
-    """Of a rank's own elements those in the result, as far as it can know.
+    """Return which of a rank's own elements are in the result, as far as it can know.
 
     An index may be in the result through other ranks, and the rank's own element dropped half-way.
     """

@@ -163,7 +163,7 @@ def _median_s(run: Callable[[], object]) -> float:
 
 
 def _is_exact(flat: Flat, gradient: torch.Tensor, chosen: SparseVector, k: int) -> bool:
-    """By what is left, not by another selection."""
+    """Tell it by what is left, not by another selection."""
     indices, values = torch.from_numpy(chosen.indices).long(), torch.from_numpy(chosen.values)
     total = flat.kept + gradient
     left = total.index_fill(0, indices, 0)

@@ -112,7 +112,7 @@ class SparseTraining:
         frozen: Collection[str] = (),
         dense: bool = False,
     ) -> None:
-        """In place, a flat bucket of these parameters; blocks until that is done.
+        """Average a flat bucket of these parameters in place, and block until that is done.
 
         Of those that are ``frozen`` nothing is sent, and their residuals stay. A ``dense`` bucket
         is not thinned out: it takes along all that is left of earlier steps.

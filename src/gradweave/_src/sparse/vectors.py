@@ -153,7 +153,7 @@ def pack(vector: SparseVector, message: NDArray[np.uint8]) -> None:
 
 
 def unpack(message: NDArray[np.uint8], values: DTypeLike, indices: DTypeLike) -> SparseVector:
-    """A view of the message."""
+    """Return the vector in a message, as a view of it."""
     count = int(message[: HEADER.itemsize].view(HEADER)[0])
     if count == NOT_FINITE:
         return empty(values, indices, finite=False)
@@ -193,7 +193,7 @@ def _filled(parts: Any, inside: int, count: int) -> Parted:
 
 
 def _add(first: SparseVector, second: SparseVector, indices: Array, values: Array) -> int:
-    """What ``add_sparse`` does. An index occurs twice at most."""
+    """Do what ``add_sparse`` does. An index occurs twice at most."""
     both = np.concatenate([first.indices, second.indices])
     order = np.argsort(both, kind="stable")
     both, numbers = both[order], np.concatenate([first.values, second.values])[order]

@@ -1,4 +1,4 @@
-"""Compiled loops for 8-bit numbers. Needs numba.
+"""Compiled loops for 8-bit numbers. They need numba.
 
 They are written so that the compiler makes vector instructions of them: the largest of a group is
 found by bit patterns, which are ordered like magnitudes, and numbers are rounded to even by adding

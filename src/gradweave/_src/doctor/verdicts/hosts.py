@@ -84,7 +84,7 @@ def busy(checkup: Checkup) -> Iterator[Finding]:
 
 
 def versions(checkup: Checkup) -> Iterator[Finding]:
-    """Of anything that differs between hosts."""
+    """Name every version that differs between hosts."""
     known = dict.fromkeys(name for facts in checkup.ranks for name in facts.versions)
     for name in known:
         found: dict[str, list[str]] = {}

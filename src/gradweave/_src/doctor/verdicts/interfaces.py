@@ -89,7 +89,7 @@ def other_network(checkup: Checkup) -> Iterator[Finding]:
 
 
 def slower_interface(checkup: Checkup, explained: set[int]) -> Iterator[Finding]:
-    """Only where drivers say how fast they are."""
+    """Name an interface that is slower than another, where drivers say how fast they are."""
     found: dict[tuple[str, str, int, int], list[Host]] = {}
     for host in checkup.hosts:
         own = host.first.used_interface

@@ -139,7 +139,7 @@ def latency(checkup: Checkup, explained: set[int]) -> Iterator[Finding]:
 
 
 def _rates(checkup: Checkup, explained: set[int]) -> dict[Pair, float]:
-    """Between hosts that nothing else is known of."""
+    """Return the rates between hosts that nothing else is known of."""
     return {pair: rate for pair, rate in checkup.rates.items() if not explained & set(pair)}
 
 

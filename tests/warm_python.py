@@ -1,0 +1,93 @@
+"""A Python that has imported what scripts of tests need, and runs each of them in a fork of itself.
+
+``python warm_python.py DESCRIPTOR``, the descriptor of a socket on which commands.py asks for
+scripts. Unlike those of multiprocessing's fork server its children leave this module as a script
+does, so that their interpreters end as a user's: with exit functions, joined threads, destructors.
+"""
+
+import json
+import os
+import runpy
+import selectors
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+import preloaded
+import torch
+
+__all__ = ["preloaded"]
+
+
+def serve(asking: socket.socket) -> list[str] | None:
+    """Return what to run, in each fork; and None, here, when nobody is left to ask."""
+    # Threads would be missing in every fork, and locks that they hold be locked for ever.
+    assert len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208
+    selector = selectors.DefaultSelector()
+    selector.register(asking, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.data is not None:
+                selector.unregister(key.fd)
+                _tell_how_it_ended(key.fd, *key.data)
+                continue
+            request, files, _, _ = socket.recv_fds(asking, 2**20, 3)
+            if not request:
+                return None
+            child = os.fork()
+            if child == 0:
+                selector.close()
+                asking.close()
+                return _made_ready(json.loads(request), *files)
+            out, said, told = files
+            os.close(out)
+            os.close(said)
+            os.write(told, f"{child}\n".encode())
+            selector.register(os.pidfd_open(child), selectors.EVENT_READ, (child, told))
+
+
+def _tell_how_it_ended(ended: int, child: int, told: int) -> None:
+    _, status = os.waitpid(child, 0)
+    with suppress(BrokenPipeError):  # where nobody waits for it any more
+        os.write(told, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os.close(ended)
+    os.close(told)
+
+
+def _made_ready(request: dict, out: int, said: int, told: int) -> list[str]:
+    os.close(told)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for file, number in ((out, 1), (said, 2)):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    return request["command"]
+
+
+def run(command: list[str]) -> None:
+    """What ``python COMMAND`` does."""
+    first, *arguments = command
+    if first == "-m":
+        sys.argv, sys.path[0] = arguments, str(Path.cwd())
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        return
+    # Its names live as long as those of a script, until the interpreter has ended.
+    script = sys.modules["__main__"] = ModuleType("__main__")
+    if first == "-c":
+        code, name = arguments.pop(0), "<string>"
+        sys.argv, sys.path[0] = ["-c", *arguments], ""
+    else:
+        code, name = Path(first).read_text(), first
+        sys.argv, sys.path[0] = command, str(Path(first).parent)
+        script.__file__ = first
+    exec(compile(code, name, "exec"), vars(script))  # noqa: S102
+
+
+if __name__ == "__main__":
+    if (wanted := serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
+        run(wanted)
