@@ -71,7 +71,8 @@ def trained(wrap: Wrap, device: torch.device, rank: int) -> list[torch.Tensor]:
         optimizer.zero_grad()
         wrapped(batch.to(device, non_blocking=True)).square().mean().backward()
         optimizer.step()
-    assert sim.counters().host_waits == waited
+    # In its first ten steps torch asks its timer how long the last one took, and waits for that.
+    assert set(sim.counters().host_waits - waited) <= {"DDP's timer"}
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
