@@ -8,6 +8,7 @@ fails when weights differ or something has grown. ``--minutes 5`` takes less.
 """
 
 import argparse
+import ctypes
 import os
 import random
 import signal
@@ -45,7 +46,7 @@ REPLAN_WHEN = 0.25
 POLLED_EVERY_S = 0.02
 ENDED_WITHIN_S = 120.0
 LEAST_SAMPLES = 6
-# Of memory: what an allocator may keep is no leak.
+# Of memory: torch and Python keep some for later, too.
 TOLERATED = {"memory_bytes": 1.05, "descriptors": 1.0, "threads": 1.0}
 Ours = DistributedDataParallel | ShardedDataParallel
 WRAPPERS: dict[str, type[DistributedDataParallel] | type[ShardedDataParallel]] = {
@@ -209,6 +210,7 @@ def difference(ours: Training, torchs: Training) -> float:
 
 
 def sample(ours: Training, *, differs_by: float, began_s: float) -> Sample:
+    ctypes.CDLL(None).malloc_trim(0)  # what the C library keeps for later is no leak
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return Sample(
         rank=dist.get_rank(),

@@ -111,6 +111,7 @@ def gather_long_text(group: dist.ProcessGroup, text: str, *, device: torch.devic
 def _gathered(group: dist.ProcessGroup, mine: torch.Tensor, *, device: torch.device) -> list[str]:
     """In one tensor: one for each rank would be many objects where there are many ranks."""
     mine = mine.to(device)
+    group = _for(group, device)
     everyone = torch.empty(group.size() * len(mine), dtype=torch.uint8, device=device)
     wait_until_let_go(lambda: gather_flat(group, everyone, mine), [everyone, mine])
     rows = everyone.cpu().numpy().reshape(group.size(), -1)
