@@ -17,8 +17,11 @@ test-long: $(INSTALLED)
 	$(BIN)/pytest -m long
 
 # On a simulated accelerator, which is built first if it has to be; that takes a minute or two.
-test-accelerator: $(INSTALLED)
+.PHONY: accelerator
+accelerator: $(INSTALLED)
 	$(BIN)/python tests/accelerator/building.py
+
+test-accelerator: accelerator
 	$(BIN)/pytest -m accelerator tests/accelerator
 
 # Faults on the lab: each with each wrapper, in one stage. `make test-faults FAULTS="--all --keep"` runs
