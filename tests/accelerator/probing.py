@@ -16,32 +16,51 @@ from gradweave._src.runtime.queued_probing import QueuedProbing
 from gradweave._src.session.commands import Probe
 
 MOST_STEPS = 200
-QUEUED = 20  # kernels that the device has still to do when probes are queued
+QUEUED = 50  # kernels that the device has still to do when probes are queued
 
 
-def probed(group, ways):
-    """What came of it on this rank, and what began before the step that it follows was over."""
-    device, clock, early = here(group), DeviceClock(here(group)), []
-    own = OwnGroup(group, None)
-    announcements = Announcements(Noticeboard(group), clock, device)
-    wrapped = DistributedDataParallel(trainings.network(device), plan=plan_of(2, 3))
-    optimizer = trainings.optimizer_of(wrapped)
-    data = trainings.batches(device, group.rank(), 1)
-    command = Probe(
-        ways=ways, sizes_bytes=(1024, 4096), surely=1, within_s=60.0, within_bytes=1 << 30
-    )
-    probing = QueuedProbing(command, own, announcements, clock=clock, device=device, name="probe")
-    with patch.object(QueuedProbing, "_begin", _noting(QueuedProbing._begin, early)):
-        for _ in range(MOST_STEPS):
-            trainings.take_step(wrapped, optimizer, data)
-            announcements.pass_over()
-            probing.step_over()
-            if probing.part() is not None:
-                break
-    part = probing.part()
-    probing.close()
-    own.close()
-    return part, early
+class Prober:
+    """A training on one rank, and the groups that its probes need; all ranks make one together."""
+
+    def __init__(self, group):
+        self._device, self._own, self._probes = here(group), OwnGroup(group, None), 0
+        self._clock = DeviceClock(self._device)
+        self._announcements = Announcements(Noticeboard(group), self._clock, self._device)
+        self._wrapped = DistributedDataParallel(trainings.network(self._device), plan=plan_of(2, 3))
+        self._optimizer = trainings.optimizer_of(self._wrapped)
+        self._data = trainings.batches(self._device, group.rank(), 1)
+
+    def probe(self, ways, *, within_bytes=1 << 30):
+        """What came of it here, and what began before the step that it follows was over."""
+        self._probes += 1
+        probing = QueuedProbing(
+            Probe(
+                ways=ways,
+                sizes_bytes=(1024, 4096),
+                surely=1,
+                within_s=60.0,
+                within_bytes=within_bytes,
+            ),
+            self._own,
+            self._announcements,
+            clock=self._clock,
+            device=self._device,
+            name=f"probe {self._probes}",
+        )
+        early = []
+        with patch.object(QueuedProbing, "_begin", _noting(QueuedProbing._begin, early)):
+            for _ in range(MOST_STEPS):
+                trainings.take_step(self._wrapped, self._optimizer, self._data)
+                self._announcements.pass_over()
+                probing.step_over()
+                if probing.part() is not None:
+                    break
+        part = probing.part()
+        probing.close()
+        return part, early
+
+    def close(self):
+        self._own.close()
 
 
 def _noting(begin, early):

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from accelerator import sim, trainings
-from accelerator.probing import probed
+from accelerator.probing import Prober
 from accelerator.trainings import QUICK, close, here
 from accelerator.worlds import on_devices
 
@@ -57,7 +57,9 @@ def steps_take_what_kernels_take(group):
 def probes(group):
     """The same messages after the same passes on all ranks, and no host waits for one of them."""
     for ways in (ALL_REDUCES, HALVES):
-        part, early = probed(group, ways)
+        prober = Prober(group)
+        part, early = prober.probe(ways)
+        prober.close()
         assert part is not None
         assert early == []
         if group.rank() == 0:

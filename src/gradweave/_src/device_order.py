@@ -34,7 +34,9 @@ class Order(Enum):
     BUFFERS_AFTER_BROADCAST = "buffers are written when rank 0's have arrived"
     PROBES_AFTER_STEP = "messages beside a training do not meet those of the step before"
     HOST_AFTER_COPY = "the host reads a copy when it has arrived"
-    CARRIED_KEPT = "what is carried over to later steps stays while the stream that sends uses it"
+    RESIDUALS_KEPT = "a bucket's residuals stay while the stream that sends uses them"
+    OLD_RESIDUALS_KEPT = "residuals of a bucket that is laid out anew stay until they are copied"
+    ERRORS_KEPT = "what 8-bit messages drop stays while the stream that sends adds to it"
     NORM_AFTER_SUM = "gradients are clipped by the norm of all ranks"
 
 

@@ -114,7 +114,7 @@ class DenseTransport:
 
         def run() -> None:
             with named_range(SENDING, "all-reduce", gradient.nbytes, way):
-                keep_for_current(carried, Order.CARRIED_KEPT)
+                keep_for_current(carried, Order.ERRORS_KEPT)
                 gradient.add_(carried)
                 carried.zero_()
                 thread.communicator.run("all-reduce", gradient, collective=way, dropped=carried)

@@ -106,7 +106,7 @@ class Carried:
             flat = self._lay_out(tuple(names))
         # It may have been made on another stream than the one that sends: by a checkpoint, say.
         for memory in (flat.kept, flat.pending):
-            keep_for_current(memory, Order.CARRIED_KEPT)
+            keep_for_current(memory, Order.RESIDUALS_KEPT)
         flat.finite = True
         self._open.append(flat)
         return flat
@@ -232,7 +232,7 @@ class Carried:
             if name not in names
         }
         for old in left.values():
-            keep_for_current(old.kept, Order.CARRIED_KEPT)
+            keep_for_current(old.kept, Order.OLD_RESIDUALS_KEPT)
         for name, value in alone.items():
             self._flats[name] = Flat((name,), value, torch.empty_like(value))
         self._flats.update(dict.fromkeys(names, flat))
