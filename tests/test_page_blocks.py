@@ -25,6 +25,7 @@ REASONS = {
     ("README.md", "make demo"): "tests/cli/test_demo.py runs it, and `make test` runs this",
     ("README.md", "source .venv"): "tests/cli/test_readme_commands.py runs it",
     ("README.md", "pip install"): "tests/test_package.py builds and installs the package",
+    ("docs/accelerators.md", "gradweave selftest"): "GPUs; tests/cli/test_selftest.py has the CPU",
     ("docs/doctor.md", "torchrun --nnodes 4 …"): "tests/lab/test_lab_doctor.py does the same",
     ("docs/lab.md", "gradweave calibrate"): "minutes; tests/cli/test_bench.py runs these verbs",
     ("docs/report.md", "gradweave bench"): "minutes; tests/report/test_report_cli.py runs both",

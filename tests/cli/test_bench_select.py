@@ -12,7 +12,7 @@ SMALL = ["bench", "select", "--numel", "5000", "--density", "0.01", "--repeats",
 def test_every_method_by_default(capsys):
     assert main([*SMALL, "--json"]) == 0
     rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)}
-    assert list(rows) == ["radix", "torch-topk", "sampled", "gaussian"]
+    assert list(rows) == ["radix", "threshold", "torch-topk", "sampled", "gaussian"]
     for row in rows.values():
         assert (row["numel"], row["k"]) == (5000, 50)
         assert row["median_s"] > 0
@@ -32,7 +32,7 @@ def test_a_table_for_people_and_no_ratio_without_a_baseline(capsys):
     ("argv", "complaint"),
     [
         (["--method", "radx"], "no selection 'radx', did you mean radix? There are radix"),
-        (["--method", "magic"], "no selection 'magic'; there are radix, torch-topk"),
+        (["--method", "magic"], "no selection 'magic'; there are radix, threshold"),
         (["--density", "0"], "expected a number above 0, at most 1, got '0'"),
         (["--density", "nan"], "expected a number above 0, at most 1, got 'nan'"),
         (["--numel", "0"], "expected a whole number from 1"),

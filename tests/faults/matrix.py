@@ -18,6 +18,7 @@ from itertools import product
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
+from textwrap import fill
 
 import msgspec
 from msgspec import Struct
@@ -69,6 +70,7 @@ SAID = {
 }
 WHERE = re.compile(r"\brank \d+, step \d+\b")
 MOST_CHARACTERS = 160
+PAGE_COLUMNS = 100
 BEGIN, END = "<!-- made by tests/faults/matrix.py -->", "<!-- until here -->"
 
 
@@ -308,10 +310,11 @@ def summary(rows: Sequence[Row]) -> str:
     """In a sentence."""
     bad = sum(row.problem is not None for row in rows)
     slowest_s = max((row.ended_s or 0.0 for row in rows if not row.went_on), default=0.0)
-    return (
+    return fill(
         f"{len(rows)} cases of {len(every_cell())} were run, of which {bad} did not end as "
         f"promised; {sum(row.went_on for row in rows)} went on, and the others had ended after "
-        f"{slowest_s:.1f} s at most, with a time-out of {TIMEOUT_S:g} s."
+        f"{slowest_s:.1f} s at most, with a time-out of {TIMEOUT_S:g} s.",
+        PAGE_COLUMNS,
     )
 
 

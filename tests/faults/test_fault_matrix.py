@@ -87,7 +87,7 @@ def test_a_table_tells_times_and_problems():
 
 def test_a_sentence_counts_them():
     hung = replace(ENDED, asked=Asked("stopped", "gtopk", "recording"), ended_s=None)
-    assert matrix.summary([ENDED, WENT_ON, hung]) == (
+    assert matrix.summary([ENDED, WENT_ON, hung]).replace("\n", " ") == (
         f"3 cases of {len(matrix.every_cell())} were run, of which 1 did not end as promised; 1 "
         "went on, and the others had ended after 1.5 s at most, with a time-out of 5 s."
     )

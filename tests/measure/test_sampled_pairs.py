@@ -11,6 +11,7 @@ from gradweave._src.collectives.topology import Topology
 from gradweave._src.comm import Communicator
 from gradweave._src.measure.network import _measure_links
 from gradweave._src.measure.sampled_pairs import TierSample, sampled_pairs, typical
+from gradweave._src.torch_internals import HOST
 
 
 def tier_of(topology, one, other):
@@ -60,7 +61,7 @@ def test_said_in_a_line():
 
 def links_of(group, factors):
     topology = Topology(tuple(range(group.size())), factors)
-    links, samples = _measure_links(Communicator(group, topology=topology))
+    links, samples = _measure_links(Communicator(group, topology=topology), HOST)
     return links, [(one.latency_s, one.s_per_byte) for one in samples]
 
 

@@ -1,5 +1,6 @@
 """Advice holds what the planner promises, on paper: laws on all shipped traces."""
 
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,8 @@ from gradweave._src.compression import ROUNDING_NAMES
 from gradweave._src.costs import Line, Link, flat
 from gradweave._src.planning import make_plan
 from gradweave._src.presets import trace_names
+
+pytestmark = pytest.mark.xdist_group("advice")  # what is advised is found once
 
 # By formula on equal links and on tiers, measured curves, fitted lines: with workers they know.
 NETWORKS = {
@@ -36,14 +39,19 @@ def unpriced(advice: Advice):
     return {one.name: one.reason for one in advice.unpriced}
 
 
-@pytest.fixture(scope="module", params=sorted(NETWORKS))
-def advised(request):
+@cache
+def advice_on(name):
     """All shipped traces on one network: seconds, once for all laws."""
-    network = load_network(request.param)
+    network = load_network(name)
     return [
-        (trace, advise(trace, network, workers=NETWORKS[request.param]))
+        (trace, advise(trace, network, workers=NETWORKS[name]))
         for trace in map(load_trace, trace_names())
     ]
+
+
+@pytest.fixture(params=sorted(NETWORKS))
+def advised(request):
+    return advice_on(request.param)
 
 
 def test_planned_buckets_are_never_slower_than_torchs(advised):

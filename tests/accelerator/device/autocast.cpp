@@ -33,7 +33,8 @@ void call_cast(const c10::OperatorHandle& op, Stack* stack, at::ScalarType dtype
     if (value.isTensor()) value = cast(value.toTensor(), dtype);
     if (value.isTensorList()) {
       std::vector<at::Tensor> tensors;
-      for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(cast(tensor, dtype));
+      for (const at::Tensor& tensor : value.toTensorVector())
+        tensors.push_back(cast(tensor, dtype));
       value = tensors;
     }
   }

@@ -113,7 +113,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 class GeneratorImpl final : public c10::GeneratorImpl {
  public:
   explicit GeneratorImpl(int device)
-      : c10::GeneratorImpl(torch_device(device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {}
+      : c10::GeneratorImpl(
+            torch_device(device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {}
 
   void set_current_seed(std::uint64_t seed) override { state_ = {seed, 0}; }
   std::uint64_t current_seed() const override { return state_.seed; }

@@ -1,10 +1,10 @@
 // What is known to have happened before what.
 //
 // Every kernel has a number on its stream. A clock says, for each stream, up to which number the
-// kernels of that stream are known to have ended. Streams, events and the host carry clocks: whoever
-// waits for another joins the other's clock to its own. Two kernels are ordered if the later one's
-// clock covers the earlier one's number, however the delays happened to fall in this run. That is
-// why a missing wait is found every time and not only when it hurts.
+// kernels of that stream are known to have ended. Streams, events and the host carry clocks:
+// whoever waits for another joins the other's clock to its own. Two kernels are ordered if the
+// later one's clock covers the earlier one's number, however the delays happened to fall in this
+// run. That is why a missing wait is found every time and not only when it hurts.
 #pragma once
 
 #include <algorithm>

@@ -105,7 +105,7 @@ class Work final : public c10d::Work {
 
 // What one rank says of a collective before it begins: what it is, and how many collectives of each
 // communicator this rank had launched on the device before it. Ranks that launch in the same order
-// say the same; where they differ, NCCL could wait for ever, whether or not it would have this time.
+// say the same; where they differ, NCCL could wait for ever, whether or not it would this time.
 class Fingerprint {
  public:
   Fingerprint(std::string what, std::map<std::string, std::uint64_t> before)
@@ -118,8 +118,8 @@ class Fingerprint {
       const auto [what, before] = read(all[rank]);
       const auto [first_what, first_before] = read(all[0]);
       TORCH_CHECK(
-          what == first_what, "collectives of ", name, " do not match: rank 0 launched ", first_what,
-          ", rank ", rank, " launched ", what);
+          what == first_what, "collectives of ", name, " do not match: rank 0 launched ",
+          first_what, ", rank ", rank, " launched ", what);
       for (const auto& [other, count] : before) {
         const auto found = first_before.find(other);
         if (found == first_before.end() || found->second == count) continue;
@@ -271,7 +271,8 @@ Communicator::WorkPtr Communicator::queue_all(std::vector<Part> parts) {
         tensor.device());
     TORCH_CHECK(tensor.is_contiguous(), "tensors for collectives must be contiguous");
     if (device < 0) device = tensor.device().index();
-    TORCH_CHECK(device == tensor.device().index(), "tensors of a collective are on several devices");
+    TORCH_CHECK(
+        device == tensor.device().index(), "tensors of a collective are on several devices");
   };
   bool everybody = true;
   std::string what;
@@ -381,7 +382,8 @@ Communicator::Part all_gather_part(
     const at::Tensor& output, const at::Tensor& input, int size) {
   check_sizes(output, input, size);
   return {
-      c10d::OpType::_ALLGATHER_BASE, "all_gather_into_tensor", details_of({input}), {input}, {output},
+      c10d::OpType::_ALLGATHER_BASE, "all_gather_into_tensor", details_of({input}), {input},
+      {output},
       [from = on_cpu(input), to = on_cpu(output), size](Gloo& gloo) {
         Tensors inputs{from.view({-1})};
         std::vector<Tensors> outputs{chunks_of(to, size)};
@@ -476,8 +478,8 @@ Communicator::WorkPtr Communicator::reduce_scatter(
     Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
   const Tensors& all = inputs[0];
   return queue(
-      {c10d::OpType::REDUCE_SCATTER, "reduce_scatter", details_of(outputs, options.reduceOp.op_), all,
-       outputs,
+      {c10d::OpType::REDUCE_SCATTER, "reduce_scatter", details_of(outputs, options.reduceOp.op_),
+       all, outputs,
        [from = all_on_cpu(all), to = on_cpu(outputs[0]), op = options.reduceOp, rank = rank_](
            Gloo& gloo) {
          Tensors sums;
@@ -523,7 +525,8 @@ Communicator::WorkPtr Communicator::scatter(
   const Tensors sources = is_root ? inputs[0] : Tensors{};
   return queue(
       {c10d::OpType::SCATTER, "scatter", details_of(outputs, options.rootRank), sources, outputs,
-       [from = all_on_cpu(sources), to = all_on_cpu(outputs), is_root, options](Gloo& gloo) mutable {
+       [from = all_on_cpu(sources), to = all_on_cpu(outputs), is_root,
+        options](Gloo& gloo) mutable {
          std::vector<Tensors> lists;
          if (is_root) lists.push_back(from);
          return Begun{{gloo.scatter(to, lists, options)}};
@@ -573,7 +576,7 @@ void add_collectives(pybind11::module_& module) {
       .def(
           py::init([](const c10::intrusive_ptr<c10d::Backend>& gloo, const std::string& name,
                       double timeout_s) {
-            const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1e3));
+            const std::chrono::milliseconds timeout(static_cast<std::int64_t>(timeout_s * 1e3));
             return c10::make_intrusive<Communicator>(
                 gloo, name, gloo->getRank(), gloo->getSize(), timeout);
           }),

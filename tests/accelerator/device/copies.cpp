@@ -1,8 +1,8 @@
 // Copies between host and device, and what they make the host wait for.
 //
-// As on CUDA: only a copy of pinned memory with non_blocking=True leaves the host free. Its source is
-// read, or its destination written, when the stream gets there, so who changes or reads the memory on
-// the host too early does damage; a destination is poisoned at once, so that the damage is seen.
+// As on CUDA: only a copy of pinned memory with non_blocking=True leaves the host free. Its source
+// is read, or its destination written, when the stream gets there, so who changes or reads the
+// memory on the host too early does damage; a destination is poisoned at once, so that it is seen.
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>

@@ -1,9 +1,9 @@
 // Operators: one rule for nearly all of them.
 //
-// An operator that torch has no kernel for on this device arrives in `queued`, boxed. What it returns
-// is found at once, without data, by calling it on tensors of the `meta` device; memory for that is
-// allocated, and the CPU's kernel is queued to run later over the same memory. Which arguments are
-// written is what the operator's schema says.
+// An operator that torch has no kernel for on this device arrives in `queued`, boxed. What it
+// returns is found at once, without data, by calling it on tensors of the `meta` device; memory for
+// that is allocated, and the CPU's kernel is queued to run later over the same memory. Which
+// arguments are written is what the operator's schema says.
 #include "operators.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -66,7 +66,10 @@ at::Tensor on_meta(const at::Tensor& tensor) {
 class Call {
  public:
   Call(const c10::OperatorHandle& op, const c10::OperatorHandle& device_op, const Stack* stack)
-      : op_(op), schema_(op.schema()), name_(schema_.name()), device_name_(device_op.schema().name()) {
+      : op_(op),
+        schema_(op.schema()),
+        name_(schema_.name()),
+        device_name_(device_op.schema().name()) {
     const std::size_t count = schema_.arguments().size();
     arguments_.assign(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
     find_device();
@@ -88,7 +91,8 @@ class Call {
   bool returns_only_arguments() const;
   std::vector<c10::IValue> meta_results();
   void resize_outs(const std::vector<c10::IValue>& meta_arguments);
-  void queue_kernel(std::vector<at::Tensor> outputs, Stack* stack, const std::vector<c10::IValue>& results);
+  void queue_kernel(
+      std::vector<at::Tensor> outputs, Stack* stack, const std::vector<c10::IValue>& results);
   void wait_and_return(Stack* stack, const std::string& why);
 
   const c10::OperatorHandle& op_;
@@ -106,8 +110,8 @@ void Call::find_device() {
     if (!tensor.defined() || tensor.device().type() != kType) return;
     if (device_ < 0) device_ = tensor.device().index();
     TORCH_CHECK(
-        device_ == tensor.device().index(), name_, ": expected all tensors on one device, found sim:",
-        device_, " and sim:", static_cast<int>(tensor.device().index()));
+        device_ == tensor.device().index(), name_, ": expected all tensors on one device, found ",
+        torch_device(device_), " and ", tensor.device());
   };
   for (const c10::IValue& value : arguments_) {
     if (value.isTensor()) consider(value.toTensor());
@@ -140,7 +144,8 @@ void Call::keep_format(std::vector<c10::IValue>& results) const {
   if (name_ != "aten::convolution" && name_ != "aten::convolution_backward") return;
   const std::size_t input = name_ == "aten::convolution" ? 0 : 1;
   const auto is_last = [&](std::size_t argument) {
-    return arguments_[argument].toTensor().suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+    const at::Tensor& tensor = arguments_[argument].toTensor();
+    return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
   };
   if (!is_last(input) && !is_last(input + 1)) return;
   for (c10::IValue& result : results)
@@ -395,7 +400,8 @@ void convolution(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
-  static const auto& general = *new c10::OperatorHandle(operator_named("aten::convolution_backward"));
+  static const auto& general =
+      *new c10::OperatorHandle(operator_named("aten::convolution_backward"));
   // The general one wants the bias's sizes after the weight.
   const std::size_t first = stack->size() - op.schema().arguments().size();
   const at::Tensor grad = (*stack)[first].toTensor();

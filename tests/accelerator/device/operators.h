@@ -9,8 +9,8 @@
 
 namespace sim {
 
-// The same memory as a tensor of the CPU. It owns nothing: by the time a kernel runs, the memory may
-// have been freed, as on a device. So it may be kept and dropped by the threads of streams.
+// The same memory as a tensor of the CPU. It owns nothing: by the time a kernel runs, the memory
+// may have been freed, as on a device. So it may be kept and dropped by the threads of streams.
 at::Tensor on_cpu(const at::Tensor& tensor);
 
 // The bytes of a tensor, in pieces where it has gaps, so that neighbours in one buffer do not meet.

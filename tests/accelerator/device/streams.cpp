@@ -284,7 +284,8 @@ void launch(
   task.number = stream.number;
   task.launched_ns = now_ns();
   const Delays& delays = state().delays;
-  const double share = 2.0 * drawn((std::uint64_t{number} << 40) ^ (stream.number - stream.drawn_from)) - 1.0;
+  const std::uint64_t since_set = stream.number - stream.drawn_from;
+  const double share = 2.0 * drawn((std::uint64_t{number} << 40) ^ since_set) - 1.0;
   task.delay_ns = static_cast<std::int64_t>(
       static_cast<double>(delays.mean_ns) * (1.0 + delays.jitter * share));
   push(number, std::move(task));

@@ -78,8 +78,9 @@ std::uint64_t last_number(StreamNumber stream);
 std::recursive_mutex& order_mutex();
 Shadow& shadow();
 
-// Kernels last `mean_ns`, more or less by a share of up to `jitter`, drawn from `seed`, the stream's
-// number and the kernel's since the delays were set: the same each time, whatever the threads do.
+// Kernels last `mean_ns`, more or less by a share of up to `jitter`, drawn from `seed`, the
+// stream's number and the kernel's since the delays were set: the same each time, whatever the
+// threads do.
 struct Delays {
   std::int64_t mean_ns = 0;
   double jitter = 0.0;

@@ -63,27 +63,25 @@ function atPlace(cost, bytes, place) {
   return (rise / (cost.bytes[place + 1] - cost.bytes[place])) * rest + cost.seconds[place];
 }
 
-/** The line with the least relative errors, which is all that the papers' rule knows. */
+/** The line by least squares, as the papers fit theirs: all that their rule knows of a network. */
 function asLine(cost) {
   if (isLine(cost)) {
     return cost;
   }
-  const weights = cost.seconds.map((seconds) => 1 / seconds ** 2);
-  const sum = (value) => weights.reduce((all, weight, place) => all + weight * value(place), 0);
-  const total = sum(() => 1);
-  const meanBytes = sum((place) => cost.bytes[place]) / total;
-  const mean_s = sum((place) => cost.seconds[place]) / total;
-  const away = (place) => cost.bytes[place] - meanBytes;
-  let slope = sum((place) => away(place) * (cost.seconds[place] - mean_s)) / sum((place) => away(place) ** 2);
+  const { bytes, seconds } = cost;
+  const sum = (value) => bytes.reduce((all, _, place) => all + value(place), 0);
+  const meanBytes = sum((place) => bytes[place]) / bytes.length;
+  const mean_s = sum((place) => seconds[place]) / bytes.length;
+  const away = (place) => bytes[place] - meanBytes;
+  let slope = sum((place) => away(place) * (seconds[place] - mean_s)) / sum((place) => away(place) ** 2);
   let startup_s = mean_s - slope * meanBytes;
   if (startup_s < 0) {
-    const shares = cost.bytes.map((bytes, place) => bytes / cost.seconds[place]);
-    slope = shares.reduce((all, one) => all + one, 0) / shares.reduce((all, one) => all + one * one, 0);
+    slope = sum((place) => bytes[place] * seconds[place]) / sum((place) => bytes[place] ** 2);
     startup_s = 0;
   }
   if (slope < 0) {
     slope = 0;
-    startup_s = cost.seconds.reduce((all, one) => all + 1 / one, 0) / total;
+    startup_s = mean_s;
   }
   return { startup_s, s_per_byte: cost.share * slope };
 }
