@@ -18,6 +18,7 @@ from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryFile
+from threading import Lock
 from typing import Any, NamedTuple, Self
 
 # Commands here take seconds, on a busy machine a minute.
@@ -26,6 +27,8 @@ MOST_S = 300.0
 ENDING_S = 45.0
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 WARM_PYTHON = Path(__file__).with_name("warm_python.py")
+# Of two that threads start at once, one would be forgotten and end, and its scripts with it.
+_STARTING = Lock()
 
 
 def run(
@@ -127,7 +130,9 @@ class WarmPython:
         self._out, self._said = TemporaryFile(), TemporaryFile()  # noqa: SIM115 closed with us
         reading, told = os.pipe()
         files = [self._out.fileno(), self._said.fileno(), told]
-        socket.send_fds(_warm_python().asking, [json.dumps(request).encode()], files)
+        with _STARTING:
+            asking = _warm_python().asking
+        socket.send_fds(asking, [json.dumps(request).encode()], files)
         os.close(told)
         self._told = os.fdopen(reading)
         self._process_id = int(self._told.readline())
