@@ -425,8 +425,11 @@ def group_timeout(group: dist.ProcessGroup) -> timedelta | None:
 
 
 def devices_carried(group: dist.ProcessGroup) -> set[str]:
-    """Return the types of devices whose tensors the group sends, such as "cpu" and "cuda"."""
-    return {device.type for device in group._device_types}  # noqa: SLF001
+    """Return the types of devices whose tensors the group sends, such as "cpu" and "cuda".
+
+    A group that somebody wrote in Python does not say; it is taken to send what is on the host.
+    """
+    return {device.type for device in group._device_types} or {HOST.type}  # noqa: SLF001
 
 
 def backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
