@@ -27,7 +27,9 @@ def test_the_commands_run_in_their_order(tmp_path):
         (checkout / name).write_text(text)
     done = run("bash", "-exc", "\n".join(COMMANDS), cwd=checkout, most_s=1200)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    assert done.stdout.count("[rank 0] Measured: ") == 3
+    assert done.stdout.count("[rank 0] loss ") == 4
+    # The last run may still be planning again when it ends, and has nothing to tell then.
+    assert done.stdout.count("[rank 0] Measured: ") >= 2
     assert "remembered from an earlier run" in done.stdout or "planning again" in done.stderr
     page = (checkout / "report.html").read_text()
     assert "Trainings side by side" in page
