@@ -152,7 +152,8 @@ def test_commands_of_the_lab_run(tmp_path):
     )
     assert len(IN_THE_LAB) >= 4
     for words in IN_THE_LAB:
-        done = commands.run(*words, cwd=checkout)
+        entered = f"source .venv/bin/activate\n{shlex.join(words)}"
+        done = commands.run("bash", "-ec", entered, cwd=checkout)
         assert done.returncode == 0, f"{words}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
 
 

@@ -6,7 +6,8 @@ import pytest
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if "not accelerator" in config.option.markexpr else None
+    asked = config.option.markexpr
+    return True if "accelerator" not in asked or "not accelerator" in asked else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
