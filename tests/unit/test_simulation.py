@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from strategies import (
     end_of_communication_s,
     iteration_of_both_s,
@@ -12,7 +13,15 @@ from strategies import (
     traces_of_two_passes,
 )
 
-from gradweave import CollectiveCost, Network, RequestError, load_network, load_trace, simulate
+from gradweave import (
+    CollectiveCost,
+    Line,
+    Network,
+    RequestError,
+    load_network,
+    load_trace,
+    simulate,
+)
 from gradweave._src.plan import merge
 from gradweave._src.planning import PLANNERS, make_plan
 from gradweave._src.simulation import Case, Jitter, cases, run
@@ -61,6 +70,58 @@ def test_an_iteration_by_hand(small_trace, linked_network):
         ("all-reduce 2", pytest.approx(first_s), pytest.approx(second_s)),
         ("all-reduce 3", pytest.approx(second_s), pytest.approx(second_s + 1 + 1000 * b)),
     ]
+
+
+def beside_both(busy, idle):
+    """A network that was measured beside compute and beside nothing."""
+    (entry,) = network_of(busy).costs
+    known = (replace(entry, beside="compute"), replace(entry, cost=idle))
+    return Network(name="drawn", source="drawn", costs=known)
+
+
+def test_a_message_goes_on_as_on_idle_workers_when_backward_is_over(small_trace):
+    """1,404 bytes: 1.404 s on idle workers, twice that beside compute. Backward ends at 5 s."""
+    network = beside_both(Line(startup_s=0, s_per_byte=0.002), Line(startup_s=0, s_per_byte=0.001))
+    late, early = (
+        simulate(
+            small_trace,
+            merge(small_trace, lengths, planner="by hand", collective="native"),
+            network,
+            workers=2,
+            idle_after_backward=True,
+        )
+        for lengths in ([3], [2, 1])
+    )
+    assert spans_of(late, "communication") == [("all-reduce 1", 5.0, pytest.approx(6.404))]
+    assert spans_of(early, "communication") == [
+        ("all-reduce 1", 3.0, pytest.approx(3.808)),
+        ("all-reduce 2", 5.0, pytest.approx(6.0)),
+    ]
+
+
+@given(trace=traces(), busy=lines, idle=lines, planner=st.sampled_from(NAMES))
+def test_idle_workers_after_backward_lie_between_always_and_never(trace, busy, idle, planner):
+    network = beside_both(busy, idle)
+    plan = make_plan(trace, network, workers=2, planner=planner)
+    always_s, never_s = (
+        simulate(trace, plan, known, workers=2).iteration_s
+        for known in (network.while_idle(), network)
+    )
+    between_s = simulate(trace, plan, network, workers=2, idle_after_backward=True).iteration_s
+    cheapest, dearest = (
+        Line(
+            startup_s=extreme(busy.startup_s, idle.startup_s),
+            s_per_byte=extreme(busy.s_per_byte, idle.s_per_byte),
+        )
+        for extreme in (min, max)
+    )
+    least_s, most_s = (
+        simulate(trace, plan, network_of(line), workers=2).iteration_s
+        for line in (cheapest, dearest)
+    )
+    assert least_s * (1 - 1e-12) <= between_s <= most_s * (1 + 1e-12)
+    if cheapest == idle:
+        assert always_s * (1 - 1e-12) <= between_s <= never_s * (1 + 1e-12)
 
 
 def test_a_parameter_server_pushes_then_pulls(small_trace, linked_network):

@@ -184,6 +184,13 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise UnknownCost(f"network {self.name!r} was measured beside compute only")
         return replace(self, costs=alone)
 
+    def while_idle(self) -> "Network":
+        """Return the same with costs beside nothing wherever they were measured, too."""
+        # Of two for one operation, collective and number of workers the last stays.
+        by_beside = sorted(self.costs, key=_is_beside_compute, reverse=True)
+        kept = {(cost.operation, cost.collective, cost.workers): cost for cost in by_beside}
+        return replace(self, costs=tuple(cost for cost in self.costs if cost in kept.values()))
+
     def cost(
         self,
         operation: Operation,

@@ -37,7 +37,7 @@ class CalibrationQuestion(Struct, frozen=True, kw_only=True):
     repeats: int
     nodes_per_rack: int | None = None
     compressions: tuple[Compression, ...] = ()  # also time selecting and exchanging for these
-    job: ReplayedJob | None = None  # time everything beside this, and nothing else; record it, too
+    job: ReplayedJob | None = None  # time messages idle and beside this; record it, too
     keeps_slow: bool = False  # also ways that nobody would choose
 
 
@@ -58,7 +58,7 @@ def calibrate_cluster(
 def calibrate_for_job(
     cluster: Cluster, question: CalibrationQuestion, *, advance: Callable[[], None] = lambda: None
 ) -> tuple[Network, RecordedJob]:
-    """What messages cost beside the question's job, and that job as it was recorded there."""
+    """What messages cost idle and beside the question's job, and that job as recorded there."""
     network, recorded = _answers(cluster, question, advance)
     assert recorded is not None
     return network, recorded

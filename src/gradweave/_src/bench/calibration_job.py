@@ -24,7 +24,7 @@ from gradweave._src.comm.groups import same_ranks
 from gradweave._src.comm.lanes import LANES
 from gradweave._src.comm.small_messages import group_device, largest
 from gradweave._src.measure.backward import record_trace
-from gradweave._src.measure.network import calibrate
+from gradweave._src.measure.network import Surroundings, calibrate
 from gradweave._src.network import Network
 from gradweave._src.planning import OPERATIONS
 from gradweave._src.session.compression import with_compression_price
@@ -65,11 +65,15 @@ def calibrated(
         ],
         keeps_slow=question.keeps_slow,
         advance=advance if group.rank() == 0 else lambda: None,
-        beside=None if question.job is None else {"compute": partial(replaying, question.job)},
+        beside=None if question.job is None else _idle_and_beside(question.job),
     )
     with nullcontext() if question.job is None else replaying(question.job):
         network = _with_compressions(network, question, group)
     return network if group.rank() == 0 else None
+
+
+def _idle_and_beside(job: ReplayedJob) -> Surroundings:
+    return {"nothing": nullcontext, "compute": partial(replaying, job)}
 
 
 def _with_compressions(

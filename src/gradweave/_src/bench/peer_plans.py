@@ -146,6 +146,7 @@ def _beside_backward(job: Job, plan: Plan, computing_s: Sequence[float]) -> Time
         job.network,
         workers=job.workers,
         copy_s_per_byte=job.copy_s_per_byte,
+        idle_after_backward=True,
     )
 
 

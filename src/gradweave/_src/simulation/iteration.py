@@ -24,6 +24,7 @@ def simulate(
     workers: int,
     operations: Sequence[Operation] | None = None,
     copy_s_per_byte: float = 0.0,
+    idle_after_backward: bool = False,
 ) -> Timeline:
     """Predict one iteration, as the timeline that a worker would see.
 
@@ -42,6 +43,9 @@ def simulate(
         copy_s_per_byte: what the worker's host takes to copy gradients: into their buckets, one
             after the other as they come, and out of them when backward is over and they have
             arrived, in the order of the buckets. On accelerators that is next to nothing.
+        idle_after_backward: whether messages are priced as on idle workers from the moment on at
+            which backward is over, where the network has such prices. Planners price a message
+            without knowing when it is sent, so a plan's own prediction does not have this.
 
     Raises:
         PlanMismatch: if the plan is not one for the trace.
@@ -75,8 +79,9 @@ def simulate(
         last_s = max((span.end_s for span in gathers), default=0.0)
         arrived_s = {name: last_s for span in gathers for name in span.tensors}
     begin_s = _end_of_forward_s(trace, arrived_s)
+    idle = network.while_idle() if idle_after_backward else network
     messages = list(
-        _messages(trace, plan, network, workers, begin_s=begin_s, operation=of_gradients)
+        _messages(trace, plan, network, workers, begin_s=begin_s, operation=of_gradients, idle=idle)
     )
     spans = [
         *_forward(trace, arrived_s),
@@ -186,17 +191,21 @@ def _messages(
     *,
     begin_s: float,
     operation: Operation,
+    idle: Network,
 ) -> Iterator[Span]:
-    """Of gradients; backward begins at ``begin_s``."""
+    """Of gradients; backward begins at ``begin_s``, and after it messages cost as on ``idle``."""
     if workers == 1:
         return
-    free_s = begin_s
+    free_s, computed_s = begin_s, begin_s + trace.backward_s
     nbytes = plan.bucket_bytes(trace)
     last_tensors = np.cumsum(plan.lengths) - 1
-    price = {
-        way: _priced(network, operation, way, workers, nbytes * priced_share(trace, way[1]))
-        for way in set(map(_way, plan.buckets))
-    }
+    price, idle_price = (
+        {
+            way: _priced(known, operation, way, workers, nbytes * priced_share(trace, way[1]))
+            for way in set(map(_way, plan.buckets))
+        }
+        for known in (network, idle)
+    )
     latency_of_s = {
         (by, compression): network.latency_s(
             by, workers=workers, operation=operation, compression=compression
@@ -207,8 +216,8 @@ def _messages(
         last = trace.tensors[last_tensors[number]] if plan.overlap else trace.tensors[-1]
         free_s = max(free_s, begin_s + last.ready_s)
         phases = price[_way(bucket)]
-        for phase, seconds in phases:
-            leave_s = free_s + float(seconds[number])
+        for (phase, seconds), (_, idle_s) in zip(phases, idle_price[_way(bucket)], strict=True):
+            leave_s = _left_s(free_s, float(seconds[number]), computed_s, float(idle_s[number]))
             is_last = phase == phases[-1][0]
             latency_s = latency_of_s[_way(bucket)] if is_last else 0.0
             yield Span(
@@ -220,6 +229,16 @@ def _messages(
                 nbytes=int(nbytes[number]),
             )
             free_s = leave_s
+
+
+def _left_s(start_s: float, busy_s: float, computed_s: float, idle_s: float) -> float:
+    """When a message has left that is in the middle of it, perhaps, when computing is over."""
+    if busy_s == idle_s or start_s + busy_s <= computed_s:
+        return start_s + busy_s
+    if start_s >= computed_s:
+        return start_s + idle_s
+    missing = 1.0 - (computed_s - start_s) / busy_s
+    return computed_s + missing * idle_s
 
 
 Way = tuple[str, Compression | None]
