@@ -19,6 +19,7 @@ def trained(script, *arguments):
     return done
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "arguments", "first_loss"),
     [

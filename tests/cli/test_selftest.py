@@ -18,6 +18,7 @@ HERE = Surroundings(device="cpu", backend="gloo", ranks=2, device_names=("cpu",)
 PASSED = Check(name="first", outcome="passed", line="fine")
 
 
+@pytest.mark.long
 def test_on_the_cpu_everything_passes_that_can_be_tried():
     """Tens of seconds: two ranks train for each check."""
     done = run(*GRADWEAVE, "--json")

@@ -25,6 +25,7 @@ def diagnosis_of(cluster, *, timeout_s=20.0):
     return diagnose(check_cluster(cluster, CheckupQuestion(timeout_s=timeout_s)))
 
 
+@pytest.mark.long
 def test_a_slow_node_is_named(namespaces):
     """Several seconds: every rank imports torch."""
     with Cluster(ClusterSpec(nodes=4, rate="200mbit")) as cluster:
@@ -53,6 +54,7 @@ def test_wrong_interfaces_and_a_pinned_rank_are_named_together(namespaces):
     assert "would use eth1 (10.78.2.1)" in kinds["other-network"]["what"]
 
 
+@pytest.mark.long
 def test_an_uplink_that_racks_share_is_named(namespaces):
     """Several seconds: every rank imports torch."""
     # So slow that busy cores are no excuse: what they could carry is not told from the uplink.

@@ -511,6 +511,7 @@ slider.dispatchEvent(new Event('input'));
 """
 
 
+@pytest.mark.long
 def test_a_large_model_opens_and_responds(large):
     """2,000 tensors under six runtimes: a page that hangs would give no answer."""
     large.show("#what-if .controls")

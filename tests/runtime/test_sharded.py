@@ -372,6 +372,7 @@ def every_optimizer(group, kind):
     return {name: on_real_images(group, kind, make) for name, make in OPTIMIZERS.items()}
 
 
+@pytest.mark.long
 def test_fifty_steps_on_real_images_as_with_torch(tmp_path):
     """Seconds: processes, with torch's wrapper."""
     world = 3

@@ -109,6 +109,7 @@ def grown(group):
     return seen[1] - seen[0]
 
 
+@pytest.mark.long
 def test_settled_training_takes_no_more_memory_from_step_to_step(tmp_path):
     """torch notes the order of gradients until it has rebuilt its buckets: 16 bytes each."""
     assert max(on_two(grown, scratch=tmp_path)) < 100 * 2000 * 16 / 4

@@ -447,7 +447,8 @@ def _predicted(runtime: str, plan: Plan, job: Job, computing_s: Sequence[float])
         workers=job.workers,
         operations=find_loop(runtime).operations if name in LOOPS else None,
         copy_s_per_byte=job.copy_s_per_byte if is_copied else 0.0,
-        idle_after_backward=True,
+        # In both passes the next forward begins at once, as parameters come.
+        idle_after_backward=plan.passes == "backward",
     )
 
 
