@@ -41,6 +41,7 @@ def test_collectives_on_an_emulated_cluster(capsys, where):
         assert row["p10_s"] <= row["median_s"] <= row["p90_s"]
 
 
+@pytest.mark.long
 def test_under_torchrun():
     """Several seconds: every rank imports torch."""
     done = torchrun(
@@ -51,6 +52,7 @@ def test_under_torchrun():
     assert [row["algorithm"] for row in rows] == ["native", "ring"]
 
 
+@pytest.mark.long
 def test_training_as_under_torchrun(tmp_path):
     """Two traces, and a runtime that asks all first."""
     argv = ["bench", "training", "--trace", "resnet20,alexnet", "--parameter-scale", "0.01"]

@@ -126,6 +126,7 @@ def test_a_launcher_that_sets_too_little_is_a_mistake(capsys, monkeypatch):
     )
 
 
+@pytest.mark.long
 def test_ranks_without_namespaces(capsys):
     """Several seconds: every rank imports torch."""
     assert main(["doctor", "--nodes", "3", "--loopback", "--json"]) == 0

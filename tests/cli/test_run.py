@@ -292,6 +292,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("named", [("spawning.py",), ("-m", "spawning")])
 def test_what_a_script_spawns_finds_the_script(tmp_path, named):
     """Seconds: as a command. As workers do that load data."""
@@ -339,6 +340,7 @@ def test_exit_codes_are_kept(tmp_path, code):
     assert done.returncode == CODES[code], done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", ["sys.exit(7)", "1 / 0"])
 def test_exit_codes_are_kept_where_nobody_reads(tmp_path, code):
     """A second each: as a command, whose pipe is closed at its other end."""
@@ -359,6 +361,7 @@ def test_exit_codes_are_kept_where_nobody_reads(tmp_path, code):
     assert done.returncode == CODES[code]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("named", [("says.py",), ("-m", "says")])
 def test_a_safe_path_stays_as_it_is(tmp_path, named):
     """A second each: as a command. Python has no script's folder there then."""

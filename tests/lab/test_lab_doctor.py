@@ -36,6 +36,7 @@ def test_a_slow_node_is_named(namespaces):
     assert found.price.all_reduce_s > 1
 
 
+@pytest.mark.long
 def test_wrong_interfaces_and_a_pinned_rank_are_named_together(namespaces):
     """Several seconds: every rank imports torch."""
     printed = []

@@ -1,6 +1,7 @@
 """A link that is slower than others is told from them."""
 
 import msgspec
+import pytest
 from lab_watching import LIMIT_S
 
 from gradweave._src.lab import Cluster, ClusterSpec
@@ -28,6 +29,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_the_slow_link_is_found_among_others(namespaces, ranks_program):
     """Takes some seconds, most of them to import torch; a fifth of the rate is no accident."""
     answers = []

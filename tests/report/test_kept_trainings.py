@@ -13,7 +13,8 @@ from gradweave._src.lab import Cluster, ClusterSpec
 from gradweave._src.report.folders import read_folders
 from gradweave._src.report.page import make_page
 
-pytestmark = pytest.mark.xdist_group("browser")  # both tests show what was trained once
+# Both tests show what was trained once.
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("browser")]
 STEPS = 30
 LIMIT_S = 240.0  # for what takes ten seconds, on a busy machine
 

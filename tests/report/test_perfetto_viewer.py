@@ -14,6 +14,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from gradweave._src.report.folders import read_folders
 from gradweave._src.report.perfetto import trace_events
 
+pytestmark = pytest.mark.long  # seconds until Perfetto has loaded itself
 SCREENSHOT = Path(__file__).parents[2] / "build" / "screenshots" / "perfetto.png"
 WITHIN_S = 60
 

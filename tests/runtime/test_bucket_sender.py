@@ -1,9 +1,16 @@
 """What a bucket that does not arrive is called in the log."""
 
+import gc
+import weakref
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from gradweave._src.errors import CollectiveError
-from gradweave._src.runtime.transports import BucketSender
+from gradweave._src.measure import spans
+from gradweave._src.measure.spans import SpanRecorder
+from gradweave._src.runtime.transports import BucketSender, send_bucket
 
 
 class ByRing:
@@ -19,3 +26,43 @@ def test_the_first_failure_is_told_with_the_trainings_own_step(caplog):
     assert "bucket 1 by ring" in str(failures[1])
     with pytest.raises(CollectiveError, match="bucket 2 by ring"):
         sender.raise_failure()
+
+
+class Underway(ByRing):
+    """What knows a group; its messages never arrive."""
+
+    def __init__(self):
+        self.sent = torch.futures.Future()
+
+    def average(self, gradient, parameters, *, bucket, before):
+        return self.sent
+
+    def __call__(self, bucket):
+        return self.sent
+
+
+def bucket_of(parameter):
+    message = torch.ones(parameter.numel())
+    return SimpleNamespace(index=lambda: 0, parameters=lambda: [parameter], buffer=lambda: message)
+
+
+def by_our_hook(transport, recorder, bucket):
+    send_bucket(BucketSender(transport, rank=0, step=lambda: 1, recorder=recorder), bucket)
+
+
+def by_the_watching_hook(transport, recorder, bucket):
+    spans._send_and_note(spans._HookState(recorder, transport), bucket)
+
+
+@pytest.mark.parametrize("send", [by_our_hook, by_the_watching_hook])
+def test_a_message_that_is_under_way_keeps_no_group(send):
+    """gloo's thread would drop it, if everybody else has, and wait for itself: torch aborts."""
+    parameter, transport = torch.nn.Parameter(torch.ones(3)), Underway()
+    recorder = SpanRecorder({parameter: "weight"})
+    send(transport, recorder, bucket_of(parameter))
+    sent, known = transport.sent, weakref.ref(transport)
+    del transport
+    gc.collect()
+    assert known() is None
+    sent.set_result(torch.ones(3))
+    assert recorder.message_count() == 1

@@ -76,6 +76,7 @@ def test_a_stalled_rank(way):
     assert WHERE[way] in said[0]
 
 
+@pytest.mark.long
 def test_a_hook_that_raises_on_one_rank():
     """Seconds: the other rank waits for it until its time-out."""
     codes, said = ended("hook")

@@ -47,9 +47,9 @@ SIZE_FACTOR = 8
 INTERPOLATION_ERROR = 0.10
 FINEST_FACTOR = 2.1
 
-# A stream of messages is timed as one, long enough for clocks not to matter and noise to even out, and
-# for what only its first message takes not to matter: with 0.1 s, of which 8 ranks on two cores make
-# four messages, small ones seemed a third dearer than they are in training.
+# A stream of messages is timed as one, long enough for clocks not to matter and noise to even out.
+# Nor may what only its first message takes: with 0.1 s, in which 8 ranks on two cores send four
+# messages, small ones seemed a third dearer than they are in training.
 STREAM_S = 0.3
 MOST_MESSAGES = 16
 MOST_STREAM_BYTES = 64 * MIB

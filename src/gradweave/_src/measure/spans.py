@@ -248,11 +248,13 @@ def _send_and_note(
 ) -> torch.futures.Future[torch.Tensor]:
     if is_capturing(bucket.buffer().device):  # what is captured is done later, nobody knows when
         return state.send(bucket)
-    ready = state.recorder.ready()
-    parameters, nbytes = bucket.parameters(), bucket.buffer().nbytes
+    recorder = state.recorder
+    ready, parameters, nbytes = recorder.ready(), bucket.parameters(), bucket.buffer().nbytes
 
+    # It knows no group: the thread that runs it lets go of it last, perhaps when nobody else has
+    # the group any more, and a group that goes on its own thread waits for itself.
     def note(future: Sent) -> torch.Tensor:
-        state.recorder.done(ready, parameters, nbytes)
+        recorder.done(ready, parameters, nbytes)
         return future.value()
 
     return state.send(bucket).then(note)

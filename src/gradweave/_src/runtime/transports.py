@@ -4,6 +4,7 @@ No ``from __future__ import annotations`` here: torch looks at a hook's annotati
 """
 
 import logging
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -249,16 +250,21 @@ def send_bucket(
     recorder, log = (state.recorder, state.log) if is_noted else (None, None)
     complete = None if recorder is None else recorder.ready()
     ready = None if log is None else log.clock.mark()
+    by = state.transport.name_of(number)
+    # The thread that finishes lets go of this last, perhaps when nobody else has the group any more
+    # that the state knows, and a group that goes on its own thread waits for itself.
+    known = weakref.ref(state)
 
     def finish(future: Done) -> torch.Tensor:
         try:
             future.value()
         except Exception as error:
-            raise state.failed(number, error) from error
+            if (sender := known()) is None:
+                raise
+            raise sender.failed(number, error) from error
         if recorder is not None and complete is not None:
             recorder.done(complete, parameters, gradient.nbytes)
         if log is not None:
-            by = state.transport.name_of(number)
             log.done(ready, operation="all-reduce", collective=by, nbytes=gradient.nbytes)
         return gradient
 
