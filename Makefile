@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Where it is set, every rank of every test would compile all of our modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-long test-faults soak test-integrations test-accelerator test-torch test-pure package docs lint bench report results presets clean
 
@@ -12,9 +14,10 @@ demo: $(INSTALLED)
 test: lint
 	$(BIN)/pytest
 
-# What takes long: torch's own tests with our class, all habits of its users, ranks that die.
+# What takes long: torch's own tests with our class, all habits of its users, ranks that die; and laws
+# on many more examples.
 test-long: $(INSTALLED)
-	$(BIN)/pytest -m long
+	$(BIN)/pytest -m "long or hypothesis" --hypothesis-profile=long
 
 # On a simulated accelerator, which is built first if it has to be; that takes a minute or two.
 .PHONY: accelerator

@@ -17,7 +17,7 @@ from ask_ranks import answer_of, is_rank
 from made_with import made_with
 
 from gradweave._src.bench.ranks import default_group
-from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.comm.small_messages import largest
 from gradweave._src.sparse.exchange import EXCHANGES
 from gradweave._src.sparse.exchanger import Exchanger
 from gradweave._src.sparse.vectors import SparseVector
@@ -61,7 +61,7 @@ def answer() -> None:
                     started_s = time.perf_counter()
                     exchanger.run(mine, exchange=name, k=k, numel=ELEMENTS)
                     taken_s.append(time.perf_counter() - started_s)
-            slowest_s = largest(group, taken_s, device=group_device(group))[len(TIMED) :]
+            slowest_s = largest(group, taken_s)[len(TIMED) :]
             found[k] = {
                 name: median(slowest_s[place :: len(TIMED)]) for place, name in enumerate(TIMED)
             }

@@ -207,6 +207,14 @@ def page(everything: Everything) -> str:
             [_spread(title, errors) for title, errors in _groups(rows) if errors],
         ),
         f"![errors of all predictions, by runtime](images/{PICTURE})",
+        paragraph("""
+            What is left of them: `wfbp` is predicted too slow, for its messages are of many sizes
+            and gloo carries two at a time. A stream of equal messages on 8 nodes took 15 to 18 ms
+            a message, whether 16 or 160 of them, handed over quickly or slowly, waited for in
+            order or all at once; those of training, a large one beside small ones, took 14.
+            `sharded` is predicted too fast where nodes share cores, by its ring on Python's
+            threads; how much threads of eight processes take from each other beyond what is timed
+            beside the job is not explained."""),
         "## Other numbers of nodes",
         paragraph(f"""
             Calibrated and recorded on {EXTRAPOLATED_FROM} nodes, predicted for more: start-ups and

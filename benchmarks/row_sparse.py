@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from gradweave._src.bench.ranks import default_group
 from gradweave._src.comm import Communicator
-from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.comm.small_messages import largest
 from gradweave._src.presets import load_trace
 
 CASES = ((2, "10gbit"), (2, "1gbit"), (4, "1gbit"))
@@ -79,7 +79,7 @@ def answer() -> None:
                 started_s = time.perf_counter()
                 act()
                 taken_s.append(time.perf_counter() - started_s)
-            return median(largest(group, taken_s[1:], device=group_device(group)))
+            return median(largest(group, taken_s[1:]))
 
         by_batch = {}
         for batch in BATCHES:

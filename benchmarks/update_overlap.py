@@ -20,7 +20,7 @@ from msgspec import Struct
 from torch import nn
 
 from gradweave._src.bench.ranks import default_group
-from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.comm.small_messages import largest
 from gradweave._src.plan import Bucket, Plan
 from gradweave._src.runtime.sharded import ShardedDataParallel
 
@@ -117,7 +117,7 @@ def answer() -> None:
             taken_s.append(turn())
         whole_updates_s = [updates_s[i] for i in range(0, len(updates_s), 2 * STEPS)]
         wrapped.synchronise()
-        slowest_s = largest(group, taken_s, device=group_device(group))
+        slowest_s = largest(group, taken_s)
         if group.rank() == 0:
             turns = Turns(
                 whole_s=slowest_s[::2], parts_s=slowest_s[1::2], update_s=median(whole_updates_s)

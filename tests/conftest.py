@@ -12,9 +12,10 @@ from gradweave._src.costs import Link, flat
 # torch is imported, and for all that is started.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Two shared cores: a slow example is a busy machine, not a failure.
-settings.register_profile("gradweave", deadline=None)
-settings.load_profile("gradweave")
+# Two shared cores: a slow example is a busy machine, not a failure. `make test-long` draws more.
+settings.register_profile("short", deadline=None, max_examples=30)
+settings.register_profile("long", deadline=None, max_examples=200)
+settings.load_profile("short")
 
 SHARED = Path(__file__).parents[2] / "shared"
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
 # Written by programs: `make results` and benchmarks/predictions_world.py.
-GENERATED = {"docs/results.md", "docs/predictions-world.md"}
+GENERATED = {"docs/results.md", "docs/predictions-lab.md", "docs/predictions-world.md"}
 ITEM = re.compile(r"( *)([-*] |\d+\. |:   )?")
 # At the beginning of a line these would be a list, a heading, a quotation or a table.
 NOT_FIRST = re.compile(r" (?=(?:[-+*#>|]|\d+[.)])(?: |$))")

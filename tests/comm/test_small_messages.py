@@ -20,10 +20,10 @@ CPU = torch.device("cpu")
 def _said(group):
     text = f"rank {group.rank()}"
     return [
-        gather_text(group, text, device=CPU),
-        gather_long_text(group, text * 100, device=CPU),
-        broadcast_text(group, text, device=CPU),
-        largest(group, [1.0, float(group.rank())], device=CPU),
+        gather_text(group, text),
+        gather_long_text(group, text * 100),
+        broadcast_text(group, text),
+        largest(group, [1.0, float(group.rank())]),
     ]
 
 

@@ -16,12 +16,12 @@ from socket import gethostname
 import msgspec
 import torch.distributed as dist
 
-from gradweave._src.comm.small_messages import gather_text, group_device
+from gradweave._src.comm.small_messages import gather_text
 from gradweave._src.measure.link_bursts import link_transfers
 
 dist.init_process_group("gloo")
 group = dist.group.WORLD
-hosts = gather_text(group, gethostname(), device=group_device(group))
+hosts = gather_text(group, gethostname())
 found = link_transfers(group, hosts)
 if group.rank() == 0:
     print(msgspec.json.encode(found).decode())

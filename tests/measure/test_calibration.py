@@ -1,9 +1,13 @@
 """Calibrating real groups of threads: what comes out is whole, alike on all ranks, and usable."""
 
 from contextlib import nullcontext
+from itertools import pairwise
+from statistics import mean
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from ranks import on_threads
 
 from gradweave import CollectiveCost, Compression, Curve, RequestError, make_plan
@@ -13,7 +17,13 @@ from gradweave._src.comm import Communicator
 from gradweave._src.comm.lanes import Lanes
 from gradweave._src.costs import Links
 from gradweave._src.measure.load import computing
-from gradweave._src.measure.network import calibrate, gaps_of, sample_of, send_in_turn
+from gradweave._src.measure.network import (
+    calibrate,
+    gaps_of,
+    never_cheaper,
+    sample_of,
+    send_in_turn,
+)
 from gradweave._src.network import Network
 from gradweave._src.vocabulary import Way
 
@@ -154,3 +164,16 @@ def test_one_message_that_was_slow_by_chance_changes_nothing():
 def test_a_gap_is_at_least_half_of_a_share_and_no_longer_than_a_message_alone():
     assert sample_of([9.0], [8.0], 4).gap_s(100.0) == 1.0
     assert sample_of([1.0], [10.0], 2).gap_s(0.0) == 1.0
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=12))
+def test_no_larger_message_is_cheaper_and_the_nearest_such_times_are_taken(seconds):
+    """Beside the closed form of that regression: the largest of the smallest means."""
+    found, count = never_cheaper(seconds), len(seconds)
+    closed = [
+        max(min(mean(seconds[a : b + 1]) for b in range(at, count)) for a in range(at + 1))
+        for at in range(count)
+    ]
+    assert found == pytest.approx(closed)
+    assert all(one <= other * (1 + 1e-12) for one, other in pairwise(found))
+    assert never_cheaper(sorted(seconds)) == sorted(seconds)

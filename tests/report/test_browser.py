@@ -32,6 +32,7 @@ from gradweave._src.report.page import make_page
 from gradweave._src.report.pricing import price_of
 from gradweave._src.simulation import simulate
 
+pytestmark = pytest.mark.xdist_group("browser")  # some tests ask for it by a name that is given
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 WIDTHS = (1280, 390)
 # A busy machine is no failure, a page that hangs is one.

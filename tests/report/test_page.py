@@ -121,6 +121,7 @@ def test_what_may_be_rounded_on_the_wire(small_page, tmp_path):
     assert not run["is_compressible"]
 
 
+@pytest.mark.long
 def test_a_large_model_is_a_small_file(large_page):
     assert len(large_page.encode()) < 6_000_000
 

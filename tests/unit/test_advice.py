@@ -49,7 +49,16 @@ def advice_on(name):
     ]
 
 
-@pytest.fixture(params=sorted(NETWORKS))
+# With so many more ways to send a message that seconds pass.
+LONG = {"k80-10gbe", "gtopk-1gbe"}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.long] if name in LONG else [])
+        for name in sorted(NETWORKS)
+    ]
+)
 def advised(request):
     return advice_on(request.param)
 

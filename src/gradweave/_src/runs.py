@@ -77,7 +77,7 @@ class RunFolder:
         files.write(folder / "predicted.json", prediction.timeline)
 
     def finish(self, results: Results, measured: Mapping[str, Sequence[Timeline]]) -> None:
-        """Timelines by runtime and rank."""
+        """Write results, and timelines by runtime and rank."""
         for runtime, timelines in measured.items():
             folder = self._of(runtime)
             folder.mkdir(exist_ok=True)

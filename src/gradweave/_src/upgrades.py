@@ -86,7 +86,7 @@ def recipe_3(document: Document) -> Document:
 
 
 def recipe_4(document: Document) -> Document:
-    """Version 3 held older traces."""
+    """Upgrade a recipe of version 3, which held older traces."""
     return _with_held(document, trace=trace_2)
 
 

@@ -18,11 +18,11 @@ from gradweave._src.bench.calibration import (
 from gradweave._src.bench.jobs import answer, asked
 from gradweave._src.bench.ranks import default_group, node_topology
 from gradweave._src.bench.replayed_load import replaying
-from gradweave._src.bench.trainee import BATCH, CPU
+from gradweave._src.bench.trainee import BATCH
 from gradweave._src.comm import Communicator
 from gradweave._src.comm.groups import same_ranks
 from gradweave._src.comm.lanes import LANES
-from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.comm.small_messages import largest
 from gradweave._src.measure.backward import record_trace
 from gradweave._src.measure.network import Surroundings, calibrate
 from gradweave._src.network import Network
@@ -86,7 +86,7 @@ def _with_compressions(
             density=compression.density,
             settings=settings_for(compression),
         )
-        (slowest_s,) = largest(group, [mine_s], device=group_device(group))
+        (slowest_s,) = largest(group, [mine_s])
         network = with_compression_price(
             network,
             compression,
@@ -120,7 +120,7 @@ def recorded(job: ReplayedJob, group: dist.ProcessGroup) -> RecordedJob:
     gradients = [p.grad.view(-1) for p in model.parameters() if p.grad is not None]
     group.barrier().wait()
     mine_s = _copy_s(gradients) / sum(gradient.nbytes for gradient in gradients)
-    (slowest_s,) = largest(group, [mine_s], device=CPU)
+    (slowest_s,) = largest(group, [mine_s])
     # Gradients that come at once may change places; plans follow the order of backward.
     names = [tensor.name for tensor in job.trace.tensors]
     return RecordedJob(trace=recording.trace.in_order(names), copy_s_per_byte=slowest_s)

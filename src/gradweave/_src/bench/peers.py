@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave._src.bench.buckets import bucket_bytes, check_buckets
 from gradweave._src.bench.peer_plans import POWER_SGD, TORCH, power_sgd_rank
-from gradweave._src.bench.trainee import BATCH, CPU, Running, Seen, Trainee, is_filled
+from gradweave._src.bench.trainee import BATCH, Running, Seen, Trainee, is_filled
 from gradweave._src.bench.training import Case
 from gradweave._src.comm.small_messages import largest
 from gradweave._src.measure.spans import Sent, SpanRecorder, watch
@@ -130,7 +130,7 @@ def computing_s(case: Case, trainee: Trainee) -> list[float]:
         for _ in range(COMPUTED_STEPS):
             trainee.iterate(ddp, None)
             taken_s.append([state.taken_s[number] for number in sorted(state.taken_s)])
-    return largest(trainee.group, np.median(taken_s, axis=0).tolist(), device=CPU)
+    return largest(trainee.group, np.median(taken_s, axis=0).tolist())
 
 
 def _power_sgd_state(case: Case, group: dist.ProcessGroup) -> PowerSGDState:
@@ -151,7 +151,7 @@ class InTurn:
 
     @property
     def is_compressing(self) -> bool:
-        """Whether the last step did."""
+        """Say whether the last step was compressed."""
         return bool(self.state.iter > POWER_SGD_BEGINS)
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from gradweave._src.collectives.topology import Topology, topology_of
-from gradweave._src.comm.small_messages import gather_text, group_device
+from gradweave._src.comm.small_messages import gather_text
 from gradweave._src.errors import CollectiveError
 
 
@@ -38,7 +38,7 @@ def _why_nobody_met(error: Exception) -> str:
 def node_numbers(group: dist.ProcessGroup) -> list[int]:
     """The node of each rank, as the launcher numbers them."""
     node = os.environ.get("GROUP_RANK", "0")
-    return [int(text) for text in gather_text(group, node, device=group_device(group))]
+    return [int(text) for text in gather_text(group, node)]
 
 
 def node_topology(group: dist.ProcessGroup, *, nodes_per_rack: int | None) -> Topology:

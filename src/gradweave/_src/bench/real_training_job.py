@@ -18,7 +18,6 @@ from gradweave._src.bench.peer_plans import TORCH
 from gradweave._src.bench.ranks import default_group
 from gradweave._src.bench.real_training import Besides, RealAnswer, RealQuestion
 from gradweave._src.bench.regret import SETTLED
-from gradweave._src.bench.trainee import CPU
 from gradweave._src.bench.training import COMPUTE, OURS, SHARDED
 from gradweave._src.comm.small_messages import largest
 from gradweave._src.measure.alignment import clock_offset_s
@@ -56,7 +55,7 @@ class Trained(NamedTuple):
 
 
 def new_model(question: RealQuestion) -> nn.Module:
-    """The same one every time."""
+    """Make the model with the same weights every time."""
     torch.manual_seed(0)
     return MODELS[question.model]().to(_dtype(question))
 
@@ -163,7 +162,7 @@ def losses(
 def _is_alike(model: nn.Module, group: dist.ProcessGroup) -> bool:
     """Whether all ranks have the same weights."""
     total = sum(float(parameter.detach().double().sum()) for parameter in model.parameters())
-    most, negated_least = largest(group, [total, -total], device=CPU)
+    most, negated_least = largest(group, [total, -total])
     return most == -negated_least
 
 
@@ -195,7 +194,7 @@ def computing_s(question: RealQuestion, group: dist.ProcessGroup, data: Data) ->
             started_s = time.perf_counter()
             trained.step(data.loss(step))
             taken_s.append(time.perf_counter() - started_s)
-    return median(largest(group, taken_s, device=CPU)[WARMUP_STEPS:])
+    return median(largest(group, taken_s)[WARMUP_STEPS:])
 
 
 def timelines_of_torch(

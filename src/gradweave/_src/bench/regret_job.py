@@ -22,7 +22,7 @@ from gradweave._src.bench.jobs import answer, asked
 from gradweave._src.bench.peer_plans import TUNED
 from gradweave._src.bench.ranks import default_group
 from gradweave._src.bench.regret import CACHED, RealWork, RegretQuestion, Turn
-from gradweave._src.bench.trainee import BATCH, CPU
+from gradweave._src.bench.trainee import BATCH
 from gradweave._src.bench.training import (
     OURS,
     SWEEP_ITERATIONS,
@@ -75,7 +75,7 @@ class Replayed:
         mean = self._group.size() * (self._group.size() + 1) / 2
         gradients = (parameter.grad for parameter in model.parameters())
         wrong = not all(g is not None and bool(torch.all(g == mean)) for g in gradients)
-        return largest(self._group, [float(wrong)], device=CPU) == [0.0]
+        return largest(self._group, [float(wrong)]) == [0.0]
 
 
 class Real:
@@ -108,7 +108,7 @@ class Real:
 
     def is_correct(self, model: nn.Module) -> bool:
         total = sum(float(parameter.detach().double().sum()) for parameter in model.parameters())
-        most, negated_least = largest(self._group, [total, -total], device=CPU)
+        most, negated_least = largest(self._group, [total, -total])
         return most == -negated_least
 
 
@@ -139,7 +139,7 @@ def step_ends_s(
         step(number)
         ends_s.append(time.perf_counter() - began_s)
         after_step()
-    return largest(group, ends_s, device=CPU)
+    return largest(group, ends_s)
 
 
 def turn(
@@ -152,7 +152,7 @@ def turn(
     cap_mb = question.bucket_cap_mb if runtime == TUNED else None
     ours = _ours(model, group, cache) if runtime in {OURS, CACHED} else None
     wrapped = _torchs(model, group, cap_mb) if ours is None else ours
-    (wrapping_s,) = largest(group, [time.perf_counter() - began_s], device=CPU)
+    (wrapping_s,) = largest(group, [time.perf_counter() - began_s])
     stages: list[str] = []
 
     def note_stage() -> None:

@@ -148,7 +148,7 @@ def _sharded(case: Case, trainee: Trainee) -> Iterator[Running]:
 
 @contextmanager
 def _looping(case: Case, trainee: Trainee) -> Iterator[Running]:
-    """It has no timeline."""
+    """Loops of papers note no timeline."""
     named = bsp.find_loop(case.runtime)
     groups = iter(trainee.own_groups)
     options = {"make_group": groups.__next__} if named.name == "bsp-overlap" else {}

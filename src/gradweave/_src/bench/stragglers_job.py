@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gradweave._src.bench.jobs import answer, asked
 from gradweave._src.bench.ranks import default_group
 from gradweave._src.bench.stragglers import Fault, StragglersQuestion, Watched
-from gradweave._src.bench.trainee import BATCH, CPU
+from gradweave._src.bench.trainee import BATCH
 from gradweave._src.comm.small_messages import largest
 from gradweave._src.phases import Phase
 from gradweave._src.runtime.ddp import DistributedDataParallel
@@ -81,7 +81,7 @@ def settle(training: Training, group: dist.ProcessGroup) -> None:
     while is_open:
         training.steps_s(5, None)
         is_settled = training.wrapped.findings().stage is Stage.SETTLED
-        (is_open,) = largest(group, [float(not is_settled)], device=CPU)
+        (is_open,) = largest(group, [float(not is_settled)])
 
 
 def cases(question: StragglersQuestion, group: dist.ProcessGroup) -> Iterator[Watched]:
@@ -94,7 +94,7 @@ def cases(question: StragglersQuestion, group: dist.ProcessGroup) -> Iterator[Wa
         own = fault if fault is not None and fault.rank == group.rank() else None
         training.steps_s(question.settling_steps, own)
         taken_s = training.steps_s(question.steps, own)
-        (step_s,) = largest(group, [median(taken_s)], device=CPU)
+        (step_s,) = largest(group, [median(taken_s)])
         found = training.wrapped.slow_ranks(steps=question.steps)
         yield Watched(number=number, fault=fault, step_s=step_s, found=found)
 

@@ -70,10 +70,10 @@ class Trainee:
 
     def on_all(self, *holds: bool) -> bool:
         wrong = not all(holds)
-        return largest(self.group, [float(wrong)], device=CPU) == [0.0]
+        return largest(self.group, [float(wrong)]) == [0.0]
 
     def is_alike(self, total: float) -> bool:
-        most, negated_least = largest(self.group, [total, -total], device=CPU)
+        most, negated_least = largest(self.group, [total, -total])
         return most == -negated_least != 0.0
 
 

@@ -16,7 +16,7 @@ from gradweave._src.bench.peer_plans import computes
 from gradweave._src.bench.peers import computing_s
 from gradweave._src.bench.ranks import default_group
 from gradweave._src.bench.runtimes import running
-from gradweave._src.bench.trainee import CPU, Trainee
+from gradweave._src.bench.trainee import Trainee
 from gradweave._src.bench.training import (
     Case,
     TrainingAnswer,
@@ -65,7 +65,7 @@ def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingA
             started_s = time.perf_counter()
             run.step()
             taken_s.append(time.perf_counter() - started_s)
-    slowest_s = largest(trainee.group, taken_s, device=CPU)
+    slowest_s = largest(trainee.group, taken_s)
     return TrainingAnswer(runtime=case.runtime, iteration_s=median(slowest_s), correct=correct)
 
 

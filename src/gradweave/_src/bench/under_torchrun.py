@@ -17,7 +17,7 @@ from gradweave._src.bench.calibration_job import calibrated
 from gradweave._src.bench.ranks import default_group, node_numbers
 from gradweave._src.bench.training import Place, TrainingAnswer, TrainingQuestion
 from gradweave._src.bench.training_job import answers
-from gradweave._src.comm.small_messages import broadcast_text, group_device
+from gradweave._src.comm.small_messages import broadcast_text
 from gradweave._src.network import Network
 
 Found = TypeVar("Found")
@@ -91,7 +91,7 @@ def _follow(group: dist.ProcessGroup) -> None:
 def _hear(group: dist.ProcessGroup, asked: Asked | None = None) -> Asked:
     """What rank 0 asks; only rank 0 has something to say."""
     text = "" if asked is None else msgspec.json.encode(asked).decode()
-    heard = broadcast_text(group, text, device=group_device(group))
+    heard = broadcast_text(group, text)
     return msgspec.json.decode(heard, type=Asked)
 
 

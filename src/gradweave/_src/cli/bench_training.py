@@ -161,7 +161,7 @@ def _on_clusters(
 def _under_torchrun(
     options: argparse.Namespace, traces: list[Trace], settings: Settings, folder: Path
 ) -> list[Result] | None:
-    """Rank 0 has the results."""
+    """Train on the ranks that torchrun has started; rank 0 has the results."""
     from gradweave._src.bench.under_torchrun import in_default_group
 
     def lead(ranks: "Ranks") -> list[Result]:

@@ -110,4 +110,4 @@ def _under_torchrun(device: str) -> Selftest | None:
 
 
 def _ignore(noted: object) -> None:
-    """Only rank 0 notes anything."""
+    """Take a note that nobody reads: only rank 0 notes anything."""

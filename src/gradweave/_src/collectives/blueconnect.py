@@ -57,7 +57,7 @@ def best_tier(ranks: int) -> Tier:
 
 
 def all_reduce(factors: Sequence[int], tiers: Sequence[Tier] | None = None) -> Schedule:
-    """``factors`` innermost first."""
+    """Build the all-reduce over tiers, whose ``factors`` are given innermost first."""
     if prod(factors) == 1:
         return nothing(1)
     return then(_inwards(factors, tiers), _outwards(factors, tiers))

@@ -25,7 +25,7 @@ def reduce_scatter(ranks: int) -> Schedule:
 
 
 def all_reduce(ranks: int) -> Schedule:
-    """2 ceil(log2 N) rounds."""
+    """Build an all-reduce of 2 ceil(log2 N) rounds."""
     return then(reduce_scatter(ranks), all_gather(ranks))
 
 

@@ -21,7 +21,7 @@ from gradweave._src.comm.rounding import WIRE_FORMATS, WireFormat
 from gradweave._src.comm.rounds import execute_by_rounds
 from gradweave._src.comm.same_calls import SameCalls
 from gradweave._src.comm.slices import Scratch, cut, slices_for
-from gradweave._src.comm.small_messages import gather_text, group_device
+from gradweave._src.comm.small_messages import gather_text
 from gradweave._src.comm.tiers import fastest_collectives, tier_groups, tiered_all_reduce
 from gradweave._src.costs import GIGABIT_ETHERNET, Link
 from gradweave._src.errors import RequestError
@@ -219,7 +219,7 @@ def host_topology(group: dist.ProcessGroup) -> Topology:
     All ranks ask together, and only once for a group: this is as long as there are ranks.
     """
     if group not in _topologies:
-        hosts = gather_text(group, gethostname(), device=group_device(group))
+        hosts = gather_text(group, gethostname())
         _topologies[group] = topology_of(hosts)
     return _topologies[group]
 

@@ -46,7 +46,7 @@ class OwnGroup:
         return self._group
 
     def thread(self) -> CommunicationThread:
-        """The same one every time."""
+        """Return the thread of this group, which is started when it is first asked for."""
         if self._thread is None:
             self._thread = CommunicationThread(Communicator(self.group, topology=self.topology))
         return self._thread

@@ -1,12 +1,10 @@
 """Comparing notes before a kind of message travels for the first time."""
 
-import torch
 import torch.distributed as dist
 
 from gradweave._src.comm.channel import Call
 from gradweave._src.comm.small_messages import all_say_the_same, gather_text
 from gradweave._src.errors import CollectiveError
-from gradweave._src.torch_internals import HOST
 
 
 class SameCalls:
@@ -19,14 +17,14 @@ class SameCalls:
         self._group = group
         self._kinds: set[str] = set()
 
-    def check(self, call: Call, *, device: torch.device = HOST, circumstances: str = "") -> None:
+    def check(self, call: Call, *, circumstances: str = "") -> None:
         """``circumstances`` must be the same, too; they are not part of the kind."""
         if call.kind in self._kinds:
             return
         said = call.kind + circumstances
         try:
-            if not all_say_the_same(self._group, said, device=device):
-                raise self._disagreement(gather_text(self._group, said, device=device))
+            if not all_say_the_same(self._group, said):
+                raise self._disagreement(gather_text(self._group, said))
         except RuntimeError as error:
             raise call.failed("comparing notes before the first of its kind", error) from error
         self._kinds.add(call.kind)

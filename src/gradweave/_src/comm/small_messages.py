@@ -3,7 +3,7 @@
 Whoever reads a text waits for it, so texts stay on the host: reading one from an accelerator would
 wait for everything that was queued there before. A group whose backend sends only an accelerator's
 tensors has another one of gloo beside it for that, made by its first text, where all ranks come
-alike.
+alike. Every tensor says that it is there, for a script may have another default.
 """
 
 from collections.abc import Callable, Iterable
@@ -46,19 +46,18 @@ def for_texts(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return beside
 
 
-def gather_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[str]:
+def gather_text(group: dist.ProcessGroup, text: str) -> list[str]:
     """What every rank says, cut to ``TEXT_BYTES``, which is what each rank adds to the message."""
-    mine = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
+    mine = torch.zeros(TEXT_BYTES, dtype=torch.uint8, device=HOST)
     encoded = text.encode()[:TEXT_BYTES]
-    mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
-    return _gathered(group, mine, device=device)
+    mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8, device=HOST)
+    return _gathered(group, mine)
 
 
 def all_say_the_same(
     group: dist.ProcessGroup,
     text: str,
     *,
-    device: torch.device,
     while_waiting: Callable[[], None] | None = None,
 ) -> bool:
     """Whether all ranks say the same, on all of them alike; as long a message in any world.
@@ -67,61 +66,60 @@ def all_say_the_same(
     equal where all digests are. ``while_waiting`` is called again and again; what it raises ends
     waiting for others.
     """
-    group = _for(group, device)
+    group = for_texts(group)
     digest = torch.frombuffer(bytearray(sha256(text.encode()).digest()), dtype=torch.uint8)
-    both = torch.cat([digest, ~digest]).to(device)
+    both = torch.cat([digest, ~digest])
     wait_until_let_go(
         lambda: group.allreduce([both], _of_largest()), [both], while_waiting=while_waiting
     )
-    highest, complement = both.cpu().chunk(2)
+    highest, complement = both.chunk(2)
     return torch.equal(highest, ~complement)
 
 
-def first_to_say(group: dist.ProcessGroup, text: str, *, device: torch.device) -> str | None:
+def first_to_say(group: dist.ProcessGroup, text: str) -> str | None:
     """What the first rank says that says anything, and which it is; None where nobody does."""
-    (anybody,) = largest(group, [float(bool(text))], device=device)
+    (anybody,) = largest(group, [float(bool(text))])
     if not anybody:
         return None
-    everyone = gather_text(group, text, device=device)
+    everyone = gather_text(group, text)
     return next(f"{said} (rank {rank})" for rank, said in enumerate(everyone) if said)
 
 
-def broadcast_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> str:
+def broadcast_text(group: dist.ProcessGroup, text: str) -> str:
     """What rank 0 says, of any length; what others say is not looked at."""
-    group = _for(group, device)
-    encoded = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(device)
-    length = torch.tensor([len(encoded)], dtype=torch.int64, device=device)
+    group = for_texts(group)
+    encoded = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
+    length = torch.tensor([len(encoded)], dtype=torch.int64, device=HOST)
     wait_until_let_go(lambda: group.broadcast([length]), [length])
     if group.rank() != 0:
-        encoded = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+        encoded = torch.empty(int(length.item()), dtype=torch.uint8, device=HOST)
     wait_until_let_go(lambda: group.broadcast([encoded]), [encoded])
     return bytes(encoded.tolist()).rstrip(b"\0").decode()
 
 
-def gather_long_text(group: dist.ProcessGroup, text: str, *, device: torch.device) -> list[str]:
+def gather_long_text(group: dist.ProcessGroup, text: str) -> list[str]:
     """What every rank says, of any length."""
-    group, encoded = _for(group, device), text.encode()
-    (longest,) = largest(group, [float(len(encoded))], device=device)
-    mine = torch.zeros(max(1, int(longest)), dtype=torch.uint8)
+    group, encoded = for_texts(group), text.encode()
+    (longest,) = largest(group, [float(len(encoded))])
+    mine = torch.zeros(max(1, int(longest)), dtype=torch.uint8, device=HOST)
     if encoded:
         mine[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-    return _gathered(group, mine, device=device)
+    return _gathered(group, mine)
 
 
-def _gathered(group: dist.ProcessGroup, mine: torch.Tensor, *, device: torch.device) -> list[str]:
+def _gathered(group: dist.ProcessGroup, mine: torch.Tensor) -> list[str]:
     """In one tensor: one for each rank would be many objects where there are many ranks."""
-    mine = mine.to(device)
-    group = _for(group, device)
-    everyone = torch.empty(group.size() * len(mine), dtype=torch.uint8, device=device)
+    group = for_texts(group)
+    everyone = torch.empty(group.size() * len(mine), dtype=torch.uint8, device=HOST)
     wait_until_let_go(lambda: gather_flat(group, everyone, mine), [everyone, mine])
-    rows = everyone.cpu().numpy().reshape(group.size(), -1)
+    rows = everyone.numpy().reshape(group.size(), -1)
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
-def largest(group: dist.ProcessGroup, values: list[float], *, device: torch.device) -> list[float]:
+def largest(group: dist.ProcessGroup, values: list[float]) -> list[float]:
     """The largest of each value over the ranks, such as the time of the slowest."""
-    group = _for(group, device)
-    gathered = torch.tensor(values, dtype=torch.float64).to(device)
+    group = for_texts(group)
+    gathered = torch.tensor(values, dtype=torch.float64, device=HOST)
     wait_until_let_go(lambda: group.allreduce([gathered], _of_largest()), [gathered])
     return [float(value) for value in gathered.tolist()]
 
@@ -130,16 +128,6 @@ def _of_largest() -> dist.AllreduceOptions:
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
     return options
-
-
-def _for(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    return for_texts(group) if device == HOST else group
-
-
-def group_device(group: dist.ProcessGroup) -> torch.device:
-    """Where the group's small messages live: on the host, whatever else the group sends."""
-    del group
-    return HOST
 
 
 def payload_device(group: dist.ProcessGroup) -> torch.device:

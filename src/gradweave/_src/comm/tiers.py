@@ -16,7 +16,7 @@ from gradweave._src.collectives.blueconnect import groups
 from gradweave._src.collectives.schedule import block_edges
 from gradweave._src.collectives.topology import Topology
 from gradweave._src.comm.groups import MakeGroup
-from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.comm.small_messages import largest
 from gradweave._src.errors import RequestError
 from gradweave._src.vocabulary import Operation
 
@@ -80,7 +80,7 @@ def fastest_collectives(
     for tier, part in zip(tiers, _parts(tiers, message), strict=True):
         trial = torch.zeros_like(part)
         times_s = [_best_s(tier, trial, name) for name in candidates]
-        slowest_s = largest(world, times_s, device=group_device(world))
+        slowest_s = largest(world, times_s)
         chosen.append(min(zip(slowest_s, candidates, strict=True))[1])
     return tuple(chosen)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from gradweave._src.comm.small_messages import gather_long_text, group_device
+from gradweave._src.comm.small_messages import gather_long_text
 from gradweave._src.errors import RequestError
 from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
@@ -87,7 +87,7 @@ def _agreed(are_there: Sequence[bool]) -> list[bool]:
     if group is None:
         return list(are_there)
     marks = "".join("1" if is_there else "0" for is_there in are_there)
-    said = gather_long_text(group, marks, device=group_device(group))
+    said = gather_long_text(group, marks)
     return [set(place) == {"1"} for place in zip(*said, strict=False)]
 
 

@@ -126,7 +126,7 @@ class Job:
                     pipes.close()
 
     def _take(self, pipe: LinePipe, *, last: bool = False) -> bool:
-        """Whether there may be more."""
+        """Take what can be read, and say whether there may be more."""
         for line in pipe.read(last=last):
             self._last_lines[line.rank].append(line.text)
             if self._on_line is not None and self._error is None:

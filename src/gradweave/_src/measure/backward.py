@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
 from torch.utils.hooks import unserializable_hook
 
 from gradweave._src.clocks import Clock, clock_for, have_passed
-from gradweave._src.comm.small_messages import gather_long_text, group_device
+from gradweave._src.comm.small_messages import gather_long_text
 from gradweave._src.errors import RequestError
 from gradweave._src.torch_internals import all_requiring_grad, remove_gradient_hook
 from gradweave._src.trace import Tensor, Trace
@@ -330,7 +330,7 @@ def _recording(
     times = rank_times(observed, parameters)
     if group is not None:
         text = msgspec.json.encode(times).decode()
-        said = gather_long_text(group, text, device=group_device(group))
+        said = gather_long_text(group, text)
         times = slowest_rank([msgspec.json.decode(one, type=RankTimes) for one in said])
     orders = [tuple(one.ready_s) for one in observed]
     return Recording(

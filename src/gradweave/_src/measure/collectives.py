@@ -90,7 +90,7 @@ def _calls_per_burst(
 
 def _slowest(communicator: Communicator, seconds: float) -> float:
     """The largest of what the ranks measured, so that all of them go on with the same number."""
-    (slowest,) = largest(communicator.group, [seconds], device=torch.device("cpu"))
+    (slowest,) = largest(communicator.group, [seconds])
     return slowest
 
 

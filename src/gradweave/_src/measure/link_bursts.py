@@ -8,7 +8,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gradweave._src.comm.small_messages import for_texts, gather_long_text, group_device, largest
+from gradweave._src.comm.small_messages import for_texts, gather_long_text, largest
 from gradweave._src.session.link_times import Transfer, s_per_byte
 from gradweave._src.session.slow_ranks import LEAST_LINKS, PARTS
 from gradweave._src.vocabulary import MIB
@@ -44,7 +44,7 @@ def link_transfers(
     if len(firsts) < LEAST_LINKS:
         return []
     own = _received(_Bursts(for_texts(group), firsts, now_s))
-    texts = gather_long_text(group, msgspec.json.encode(own).decode(), device=group_device(group))
+    texts = gather_long_text(group, msgspec.json.encode(own).decode())
     return [one for text in texts for one in msgspec.json.decode(text, type=list[Transfer])]
 
 
@@ -74,7 +74,7 @@ class _Bursts:
         while True:
             seen = [one.s_per_byte for one in self.burst(1, nbytes, part=0)]
             negated, slowest = largest(
-                self._group, [-min(seen, default=inf), max(seen, default=0.0)], device=HOST
+                self._group, [-min(seen, default=inf), max(seen, default=0.0)]
             )
             fitting = min(BURST_S / max(-negated, 1e-12), LONGEST_BURST_S / max(slowest, 1e-12))
             fitting_bytes = min(MOST_MESSAGE_BYTES, round(fitting / MESSAGES))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, product
 from math import sqrt
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from gradweave._src.comm import Communicator
 from gradweave._src.comm.lanes import Lanes
 from gradweave._src.comm.small_messages import (
     for_texts,
-    group_device,
     largest,
     payload_device,
 )
@@ -225,9 +224,7 @@ class _Survey:
 
     def _agreed(self, times: list[list[float]], messages: int) -> Sample:
         own = [seconds for pair in times for seconds in pair]
-        slowest = largest(
-            self.communicator.group, own, device=group_device(self.communicator.group)
-        )
+        slowest = largest(self.communicator.group, own)
         return sample_of(slowest[0::2], slowest[1::2], messages)
 
     @property
@@ -270,13 +267,12 @@ class _Survey:
                 continue
             sizes = sorted(by_size)
             gaps_s, latency_s = gaps_of([by_size[size] for size in sizes])
-            gaps_s = _never_cheaper_at_the_end(gaps_s)
             yield CollectiveCost(
                 operation=way.operation,
                 collective=way.collective,
                 workers=self.communicator.group.size(),
                 beside=beside,
-                cost=Curve(nbytes=tuple(sizes), measured_s=tuple(gaps_s)),
+                cost=Curve(nbytes=tuple(sizes), measured_s=tuple(never_cheaper(gaps_s))),
                 latency_s=latency_s,
             )
 
@@ -305,7 +301,7 @@ class _Stream:
         for _ in range(max(1, len(lanes))):
             self._send([first])  # the first of its kind builds a program and compares notes
         own_s = taken_s(self._clock, lambda: self._send([first]))
-        (once_s,) = largest(group, [own_s], device=group_device(group))
+        (once_s,) = largest(group, [own_s])
         most = max(2, min(MOST_MESSAGES, MOST_STREAM_BYTES // nbytes))
         self.messages = max(2, min(most, round(STREAM_S / once_s)))
         if way.operation in OPERATIONS["both"]:
@@ -400,9 +396,19 @@ def _coarse_sizes(largest_bytes: int) -> list[int]:
     return [*sizes, largest_bytes // 4 * 4]
 
 
-def _never_cheaper_at_the_end(seconds: list[float]) -> list[float]:
-    """Noise must not let a curve fall at its end, for it goes on with its last slope."""
-    return [*seconds[:-1], max(seconds)]
+def never_cheaper(seconds: Sequence[float]) -> list[float]:
+    """Return the nearest times of which none is shorter than the one before.
+
+    A larger message is not cheaper, so that it seemed to be is noise, which is shared among
+    neighbours until it does not any more. Least squares: pool adjacent violators.
+    """
+    pools: list[list[float]] = []
+    for each_s in seconds:
+        pools.append([each_s])
+        while len(pools) > 1 and mean(pools[-2]) > mean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    return [mean(pool) for pool in pools for _ in pool]
 
 
 def _measure_links(
@@ -451,7 +457,7 @@ def _one_way_s(
             times_s[-1].append(_half_round_trip_s(group, ends, nbytes, device))
     for_texts(group).barrier().wait()
     quartiles_s = [float(np.quantile(times, 0.25)) for times in times_s]
-    return largest(group, quartiles_s, device=group_device(group))
+    return largest(group, quartiles_s)
 
 
 def _half_round_trip_s(
@@ -478,5 +484,5 @@ def _sum_s_per_byte(group: dist.ProcessGroup, device: torch.device) -> float:
     clock = clock_for(device)
     times_s = [taken_s(clock, lambda: total.add_(received)) for _ in range(BETWEEN_TWO_REPEATS)]
     own_s = float(np.quantile(times_s, 0.25))
-    (slowest_s,) = largest(group, [own_s], device=group_device(group))
+    (slowest_s,) = largest(group, [own_s])
     return slowest_s / SUMMED_BYTES

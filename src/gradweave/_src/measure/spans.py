@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradweave._src.clocks import Clock, HostClock, have_passed
-from gradweave._src.comm.small_messages import gather_long_text, group_device, largest
+from gradweave._src.comm.small_messages import gather_long_text, largest
 from gradweave._src.device_order import is_capturing
 from gradweave._src.timeline import Span, Timeline, length
 from gradweave._src.vocabulary import Operation
@@ -104,7 +104,7 @@ class SpanRecorder:
         *,
         operation: Operation = "all-reduce",
     ) -> None:
-        """A message is back."""
+        """Note that a message is back."""
         tensors = tuple(self._names[parameter] for parameter in parameters)
         with self._lock:
             self._messages.append(_Noted(ready, self._clock.mark(), operation, tensors, nbytes))
@@ -207,11 +207,10 @@ def aligned_timelines(
 
     ``offset_s`` added to this rank's clock gives rank 0's.
     """
-    device = group_device(group)
     begin_s = recorder.begin_s + offset_s
-    (negated_s,) = largest(group, [-begin_s], device=device)
+    (negated_s,) = largest(group, [-begin_s])
     own = recorder.timeline(since_begin_s=begin_s + negated_s)
-    texts = gather_long_text(group, msgspec.json.encode(own).decode(), device=device)
+    texts = gather_long_text(group, msgspec.json.encode(own).decode())
     return [msgspec.json.decode(text, type=Timeline) for text in texts]
 
 

@@ -81,7 +81,7 @@ def _plain(merging: Merging) -> Callable[[Spec], Merging]:
 
 
 def _fixed(spec: Spec) -> Merging:
-    """``fixed:25MiB``"""
+    """Merge until buckets have a size, as in ``fixed:25MiB``."""
     if spec.argument is None:
         raise RequestError("planner 'fixed' needs a size, such as fixed:25MiB")
     nbytes = parse_bytes(spec.argument)

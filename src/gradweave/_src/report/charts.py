@@ -64,9 +64,11 @@ def iteration_times(rows: Sequence[Result], width: int) -> str:
         ),
     )
     bars = base.mark_bar(cornerRadiusEnd=3).encode(
-        color=colours_of("kind", KINDS), description="says:N"
+        color=colours_of("kind", KINDS), description=alt.Description("says:N")
     )
-    labels = base.mark_text(align="left", dx=4, fontSize=11, aria=False).encode(text="text:N")
+    labels = base.mark_text(align="left", dx=4, fontSize=11, aria=False).encode(
+        text=alt.Text("text:N")
+    )
     layers = [bars]
     alone_s = [row.compute_s for row in rows if row.compute_s is not None]
     if alone_s:
@@ -74,7 +76,7 @@ def iteration_times(rows: Sequence[Result], width: int) -> str:
         layers.append(
             chart_of([{"ms": alone_ms, "says": f"computing alone: {alone_ms:,.1f} ms"}])
             .mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var(--ink)")
-            .encode(x="ms:Q", description="says:N")
+            .encode(x=alt.X("ms:Q"), description=alt.Description("says:N"))
         )
     return as_svg(alt.LayerChart(layer=[*layers, labels]), width, height=46 * len(rows))
 
@@ -121,9 +123,11 @@ def scaling(outcomes: Sequence[Outcome], rows: Sequence[Result], workers: int, w
     lines = base.mark_line(strokeWidth=2.5, aria=False).encode(
         strokeDash=dashes_of("planner", dashes)
     )
-    points = base.mark_point(filled=True, size=60, opacity=1).encode(description="says:N")
+    points = base.mark_point(filled=True, size=60, opacity=1).encode(
+        description=alt.Description("says:N")
+    )
     rings = base.mark_point(filled=False, size=190, strokeWidth=2, opacity=1).encode(
-        description="says:N"
+        description=alt.Description("says:N")
     )
     rings.data = chart_of(measured).data
     return as_svg(alt.LayerChart(layer=[lines, points, rings]), width, height=260)
@@ -224,11 +228,11 @@ def _calibration_layers(data: Sequence[Row], colours: Mapping[str, str]) -> alt.
     )
     dashes = {"measured": SOLID, "fitted line": DASHED, "formula": DOTTED}
     lines = base.mark_line(strokeWidth=2, aria=False).encode(
-        strokeDash=dashes_of("drawn", dashes), detail="drawn:N"
+        strokeDash=dashes_of("drawn", dashes), detail=alt.Detail("drawn:N")
     )
     points = (
         base.mark_point(filled=True, size=50, opacity=1)
-        .encode(description="says:N")
+        .encode(description=alt.Description("says:N"))
         .transform_filter(alt.datum.drawn == "measured")
     )
     return alt.LayerChart(layer=[lines, points])

@@ -2,7 +2,8 @@
 
 Colours are the page's variables, so that they follow light and dark. Each mark says what it shows
 in its description, which the page shows on hover and focus. SVG cannot hold every character, so
-names go through ``chart_of`` and ``in_order``.
+names go through ``chart_of`` and ``in_order``. Channels are objects, such as ``alt.X("ms:Q")``: for
+a string Altair would look for one through its whole schema, which takes as long as drawing.
 """
 
 from collections.abc import Mapping, Sequence

@@ -76,7 +76,7 @@ def _learnt(runtime: str, losses: Losses | None) -> str:
 
 
 def _labels(runtime: str) -> set[str]:
-    """``gtopk`` and ``gtopk:0.001`` are one."""
+    """Return all that a runtime is called: ``gtopk`` is ``gtopk:0.001``."""
     if runtime not in EXCHANGE_NAMES:
         return {runtime}
     return {runtime, f"{runtime}:{DEFAULT_DENSITY:g}"}

@@ -52,7 +52,9 @@ def loss_curves(losses: Losses, over: str, width: int) -> str:
     labels = [series.label for series in losses.series]
     base = _over_training(data, labels, _time(axis.title, width), "loss", alt.Scale(zero=False))
     lines = base.mark_line(strokeWidth=2, aria=False)
-    points = base.mark_point(filled=True, size=24, opacity=1).encode(description="says:N")
+    points = base.mark_point(filled=True, size=24, opacity=1).encode(
+        description=alt.Description("says:N")
+    )
     rules, names = _phase_marks(begins, at_bottom=True)
     return as_svg(alt.LayerChart(layer=[*rules, lines, points, *names]), width, height=HEIGHT)
 
@@ -116,9 +118,9 @@ def step_times(trainings: Sequence[StepTimes], width: int) -> str:
     scale = alt.Scale(domain=[0, most_ms])
     base = _over_training(data, labels, _time("steps", width), "milliseconds a step", scale)
     points = base.mark_point(filled=True, size=10, opacity=1, clip=True).encode(
-        description="says:N"
+        description=alt.Description("says:N")
     )
-    lines = base.mark_line(strokeWidth=2.5, aria=False, clip=True).encode(y="median:Q")
+    lines = base.mark_line(strokeWidth=2.5, aria=False, clip=True).encode(y=alt.Y("median:Q"))
     rules, names = _phase_marks(begins)
     return as_svg(alt.LayerChart(layer=[*rules, points, lines, *names]), width, height=HEIGHT)
 
@@ -187,11 +189,11 @@ def _phase_marks(
             "name": f"{phase.stage} ({label})" if are_several else phase.stage,
             "says": f"{label}: {phase.stage} after {phase.step} steps",
         }
-        base = chart_of([row]).encode(x="x:Q")
+        base = chart_of([row]).encode(x=alt.X("x:Q"))
         rule = base.mark_rule(strokeDash=[2, 3], strokeWidth=1.5, color="var(--ink-2)")
-        rules.append(rule.encode(description="says:N"))
+        rules.append(rule.encode(description=alt.Description("says:N")))
         from_edge = FIRST_NAME_AT + NAME_HEIGHT * line
         height = alt.value(HEIGHT - from_edge if at_bottom else from_edge)
         text = base.mark_text(align="left", dx=4, fontSize=11, aria=False)
-        names.append(text.encode(text="name:N", y=height))
+        names.append(text.encode(text=alt.Text("name:N"), y=height))
     return rules, names

@@ -139,7 +139,7 @@ class Driver:
             self._next(heard)
 
     def _stage_range(self) -> AbstractContextManager[object]:
-        """For profilers: recording, learning, trying."""
+        """Name the present stage of planning for profilers."""
         return named_range("gradweave: planning, %s", self.session.findings.stage)
 
     def fail(self, why: str) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from gradweave._src.clocks import clock_for
 from gradweave._src.comm.own_group import OwnGroup
-from gradweave._src.comm.small_messages import first_to_say, group_device
+from gradweave._src.comm.small_messages import first_to_say
 from gradweave._src.costs.sparse import BYTES_PER_ELEMENT
 from gradweave._src.device_order import own_stream
 from gradweave._src.errors import RequestError
@@ -155,7 +155,7 @@ class Pricing(Activity):
             why = str(error) or type(error).__name__
         exchanger = self._sparse.sparsifier.exchanger
         group = exchanger.group
-        said = first_to_say(group, why, device=group_device(group))
+        said = first_to_say(group, why)
         if said is not None:
             raise RequestError(said)
         exchange = exchange_cost(

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct
 
-from gradweave._src.comm.small_messages import broadcast_text, gather_long_text, group_device
+from gradweave._src.comm.small_messages import broadcast_text, gather_long_text
 from gradweave._src.errors import GradweaveError, RequestError
 from gradweave._src.runs import RunFolder
 from gradweave._src.runtime.step_clock import StepClock
@@ -39,10 +39,7 @@ def gather_notes(
     except Exception as error:  # noqa: BLE001 others wait
         said = _Said(problem=_in_one_line(error))
     text = msgspec.json.encode(said).decode()
-    everyone = [
-        msgspec.json.decode(one, type=_Said)
-        for one in gather_long_text(group, text, device=group_device(group))
-    ]
+    everyone = [msgspec.json.decode(one, type=_Said) for one in gather_long_text(group, text)]
     for rank, one in enumerate(everyone):
         if one.problem is not None:
             raise RequestError(f"the run was not saved: rank {rank}: {one.problem}")
@@ -67,7 +64,7 @@ def write_on_rank_0(
             RunFolder(folder).write(run, losses_of(losses, training))
         except Exception as error:  # noqa: BLE001 others wait
             problem, cause = _in_one_line(error), error
-    problem = broadcast_text(group, problem, device=group_device(group))
+    problem = broadcast_text(group, problem)
     if problem:
         raise RequestError(f"the run was not saved: {problem}") from cause
 

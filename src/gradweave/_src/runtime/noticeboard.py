@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
 
 from gradweave._src.comm.groups import cloned_store
-from gradweave._src.comm.small_messages import broadcast_text, group_device
+from gradweave._src.comm.small_messages import broadcast_text
 from gradweave._src.in_time import in_time
 from gradweave._src.torch_internals import group_timeout
 
@@ -45,7 +45,7 @@ class Noticeboard:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank, self.ranks = group.rank(), group.size()
-        place = broadcast_text(group, secrets.token_hex(8), device=group_device(group))
+        place = broadcast_text(group, secrets.token_hex(8))
         store = cloned_store(group)
         assert store is not None, "who asks `can_be_made` first has one"
         self._store = PrefixStore(f"gradweave/{place}", store)

@@ -12,7 +12,7 @@ import msgspec
 import torch.distributed as dist
 from msgspec import Struct
 
-from gradweave._src.comm.small_messages import gather_long_text, group_device
+from gradweave._src.comm.small_messages import gather_long_text
 from gradweave._src.errors import RequestError
 from gradweave._src.phases import Phases
 from gradweave._src.runtime.noticeboard import Noticeboard
@@ -39,7 +39,7 @@ def news_of(steps: Sequence[Phases]) -> RankNews:
 def gather_news(group: dist.ProcessGroup, own: RankNews) -> list[RankNews]:
     """What every rank says; call it on every rank."""
     text = msgspec.json.encode(own).decode()
-    texts = gather_long_text(group, text, device=group_device(group))
+    texts = gather_long_text(group, text)
     return [msgspec.json.decode(text, type=RankNews) for text in texts]
 
 
@@ -68,7 +68,7 @@ class PhaseNews:
         self._is_heard = True
 
     def forward_begins(self) -> None:
-        """Nearly always that is all."""
+        """Begin a pass; nearly always there is nothing to tell, and that is all."""
         if self._clock.begun >= self._next_at:
             self._next_at = self._clock.begun + TOLD_EVERY_STEPS
             self._tell()

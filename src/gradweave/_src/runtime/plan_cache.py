@@ -21,7 +21,6 @@ from gradweave._src.comm.small_messages import (
     broadcast_text,
     first_to_say,
     gather_text,
-    group_device,
 )
 from gradweave._src.errors import PlanMismatch
 from gradweave._src.plan import Plan
@@ -147,8 +146,7 @@ def agreed_recipe(
 
     ``usable`` raises where it will not on this rank. Without a text there is no reason either.
     """
-    device = group_device(group)
-    text = broadcast_text(group, text, device=device)
+    text = broadcast_text(group, text)
     if not text:
         return None, ""
     recipe, why = None, ""
@@ -156,7 +154,7 @@ def agreed_recipe(
         recipe = usable(text)
     except Exception as error:  # noqa: BLE001 others have to be told
         why = reason(error)
-    said = first_to_say(group, why, device=device)
+    said = first_to_say(group, why)
     return (recipe, "") if said is None else (None, said)
 
 
@@ -193,17 +191,16 @@ def open_cache(
     It is asked in any case: a variable of the environment may be set on some hosts only.
     ``torch_flags`` are those of a PlanKey.
     """
-    where = group_device(group)
     folder = _folder(options.cache)
-    if not broadcast_text(group, "yes" if folder else "", device=where):
+    if not broadcast_text(group, "yes" if folder else ""):
         return None
     key = PlanKey(
         parameters=tuple(
             ParameterKey(name=name, shape=tuple(parameter.shape), dtype=str(parameter.dtype))
             for name, parameter in parameters.items()
         ),
-        hosts=numbered(gather_text(group, gethostname(), device=where)),
-        devices=tuple(gather_text(group, device_name(device), device=where)),
+        hosts=numbered(gather_text(group, gethostname())),
+        devices=tuple(gather_text(group, device_name(device))),
         backend=group.name(),
         passes=task.passes,
         planner=options.planner,

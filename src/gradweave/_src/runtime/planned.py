@@ -9,7 +9,7 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
 
-from gradweave._src.comm.small_messages import broadcast_text, group_device
+from gradweave._src.comm.small_messages import broadcast_text
 from gradweave._src.device_order import is_capturing
 from gradweave._src.errors import RequestError
 from gradweave._src.measure.link_bursts import link_transfers
@@ -116,9 +116,7 @@ class Planned:
         links = link_times(link_transfers(group, hosts))
         found = slow_ranks(ranks, hosts=hosts, links=links, sent=self._sent())
         # Rank 0's, for all: clocks do not agree on what was read from them.
-        text = broadcast_text(
-            group, msgspec.json.encode(found).decode(), device=group_device(group)
-        )
+        text = broadcast_text(group, msgspec.json.encode(found).decode())
         self._asked_at = self._clock.begun
         self._slow_ranks = msgspec.json.decode(text, type=tuple[SlowRank, ...])
         return self._slow_ranks

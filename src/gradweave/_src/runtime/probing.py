@@ -13,7 +13,7 @@ from msgspec import Struct
 from gradweave._src.comm import Communicator
 from gradweave._src.comm.lanes import Lanes
 from gradweave._src.comm.own_group import OwnGroup
-from gradweave._src.comm.small_messages import group_device, largest
+from gradweave._src.comm.small_messages import largest
 from gradweave._src.errors import CollectiveError
 from gradweave._src.measure.network import send_in_turn
 from gradweave._src.planning import OPERATIONS
@@ -149,9 +149,7 @@ class Probing(Activity):
                     with named_range("gradweave: probing %d bytes", size):
                         yield from self._probed(communicators[0], lanes, way, size)
                 group = communicators[0].group
-                (taken_s,) = largest(
-                    group, [time.perf_counter() - began_s], device=group_device(group)
-                )
+                (taken_s,) = largest(group, [time.perf_counter() - began_s])
                 self._budget.spend(size, taken_s)
         finally:
             lanes.close(STOPPED_WITHIN_S)
@@ -165,7 +163,6 @@ class Probing(Activity):
     def _probed(
         self, communicator: Communicator, lanes: Lanes, way: Way, nbytes: int
     ) -> Iterator[MessageSample]:
-        device = group_device(communicator.group)
         messages = torch.zeros(STREAMED, max(1, nbytes // 4))
 
         def timed_s(count: int) -> float:
@@ -174,9 +171,7 @@ class Probing(Activity):
             return time.perf_counter() - started_s
 
         timed_s(1)  # brings ranks together
-        alone_s, stream_s = largest(
-            communicator.group, [timed_s(1), timed_s(STREAMED)], device=device
-        )
+        alone_s, stream_s = largest(communicator.group, [timed_s(1), timed_s(STREAMED)])
         for messages_sent, taken_s in ((1, alone_s), (STREAMED, stream_s)):
             yield MessageSample(
                 operation=way.operation,

@@ -21,7 +21,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave._src.comm.groups import cloned_store
-from gradweave._src.comm.small_messages import all_say_the_same, gather_long_text, group_device
+from gradweave._src.comm.small_messages import all_say_the_same, gather_long_text
 from gradweave._src.errors import RequestError
 from gradweave._src.in_time import in_time
 from gradweave._src.plan import Plan
@@ -94,18 +94,15 @@ class SameWrapping:
         group = self._group
         if group is None:
             return
-        device = group_device(group)
         text = msgspec.json.encode(said).decode()
         self._ask_at_s = time.monotonic() + ASKED_AFTER_S
         try:
-            are_alike = all_say_the_same(
-                group, text, device=device, while_waiting=self._raise_refusal_in_time
-            )
+            are_alike = all_say_the_same(group, text, while_waiting=self._raise_refusal_in_time)
         except RuntimeError:  # a rank is gone, perhaps because it has refused
             self._raise_refusal()
             raise
         if not are_alike:
-            texts = gather_long_text(group, text, device=device)
+            texts = gather_long_text(group, text)
             everyone = [msgspec.json.decode(one, type=dict[str, str]) for one in texts]
             raise RequestError(
                 f"ranks wrap differently: {differences(everyone)}; wrap the same model alike on "

@@ -82,7 +82,7 @@ def _tried(name: str, place: Place) -> Check:
     """Try it here, and return the worst that any rank says."""
     said = _outcome(name, place)
     gc.collect()  # wrappers of a check are gone before the next
-    everyone = gather_text(place.beside, said, device=HOST)
+    everyone = gather_text(place.beside, said)
     for outcome in WORST_FIRST:
         for rank, text in enumerate(everyone):
             found, _, line = text.partition(":")
@@ -103,7 +103,7 @@ def _outcome(name: str, place: Place) -> str:
 
 
 def _surroundings(place: Place, backend: str) -> Surroundings:
-    names = gather_text(place.beside, device_name(place.device), device=HOST)
+    names = gather_text(place.beside, device_name(place.device))
     return Surroundings(
         device=place.device.type,
         backend=backend,

@@ -47,7 +47,7 @@ def without(flat: Flat, places: Sequence[slice]) -> Flat:
 
 
 def keep(flat: Flat, places: Sequence[slice]) -> None:
-    """There, this step changes nothing."""
+    """Keep residuals of these places as they are: this step changes nothing there."""
     for place in places:
         flat.pending[place] = flat.kept[place]
 

@@ -191,7 +191,7 @@ class Sparsifier:
             carried.load_state_dict(state[kind])
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """That it can be loaded."""
+        """Check that a state can be loaded."""
         if ("velocities" in state) != (self.momentum is not None):
             has, needs = ("no ", "") if self.momentum else ("", "no ")
             raise RequestError(

@@ -146,7 +146,6 @@ def exchange_cost(
     startup_s, one_s, many_s = largest(
         exchanger.group,
         [_median_s(run) for run in (small, partial(of_many, 1), partial(of_many, many))],
-        device=torch.device("cpu"),
     )
     s_per_exchanged = max(0.0, many_s - one_s) / (many - 1)
     return Line(startup_s=startup_s, s_per_byte=s_per_exchanged * density / BYTES_PER_ELEMENT)

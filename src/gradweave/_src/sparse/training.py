@@ -159,7 +159,7 @@ class SparseTraining:
         if not known.is_idle:
             said = [mine.was_taken, -mine.was_taken, mine.scale, -mine.scale]
         said += [-torch.inf if known.was_idle else fate for fate in mine.fates.values()]
-        everyone = largest(self.group, said, device=HOST)
+        everyone = largest(self.group, said)
         anyone, not_all, largest_scale, negated, *fates = everyone
         if anyone != -not_all:
             raise RequestError(
@@ -210,7 +210,7 @@ class SparseTraining:
         except RequestError as error:
             complaint = str(error)
         said = f"{complaint}\n{state.get('step')}"
-        everyone = gather_long_text(self.group, said, device=HOST)
+        everyone = gather_long_text(self.group, said)
         complaints, steps = zip(*(one.rsplit("\n", 1) for one in everyone), strict=True)
         if complaint:
             raise RequestError(complaint)
@@ -267,7 +267,7 @@ def _with_fate(fate: Fate, fates: Mapping[str, Fate]) -> set[str]:
 
 
 def _require_same(group: dist.ProcessGroup, settings: str) -> None:
-    everyone = gather_long_text(group, settings, device=HOST)
+    everyone = gather_long_text(group, settings)
     for rank, text in enumerate(everyone):
         if text != everyone[0]:
             raise RequestError(
