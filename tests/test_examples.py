@@ -37,7 +37,11 @@ def test_a_training(script, arguments, first_loss):
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "said"), [("gradweave", "\nMeasured: "), ("torch", "'messages': ")]
+    ("wrapper", "said"),
+    [
+        ("gradweave", "\nMeasured: "),
+        pytest.param("torch", "'messages': ", marks=pytest.mark.long),
+    ],
 )
 def test_a_training_that_leaves_a_run(wrapper, said, tmp_path, capsys):
     """Seconds: two ranks train; then the page."""

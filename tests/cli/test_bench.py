@@ -156,6 +156,7 @@ def test_calibrating_and_training_on_an_emulated_cluster(capsys, where, tmp_path
     assert min(s.start_s for s in messages) >= 0.06
 
 
+@pytest.mark.long
 def test_training_beside_both_passes_and_in_loops(tmp_path):
     argv = ["bench", "training", "--trace", "resnet20", "--json"]
     argv += ["--forward", "20ms", "--backward", "40ms", "--network", "k80-10gbe"]

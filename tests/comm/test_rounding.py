@@ -134,7 +134,7 @@ def sums(group, names, sizes, hosts=None):
     return found
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("world", [2, 3, 4, 5, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize("rounding", WIRE_FORMATS)
 def test_every_rank_has_the_same_bits_and_they_are_near(world, rounding):
     names = [f"{schedule}+{rounding}" for schedule in SCHEDULES]

@@ -557,7 +557,7 @@ return found;
 """
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["small", "trained"])
 def test_it_fits_and_is_kept_as_a_picture(request, name, width, theme):

@@ -70,7 +70,9 @@ def compiled(group, where, backend, options):
     return same, found, wrapped.explain(), torch_bucket_bytes(wrapped)
 
 
-@pytest.mark.parametrize("where", ["inside", "around", "in place"])
+@pytest.mark.parametrize(
+    "where", ["inside", "around", pytest.param("in place", marks=pytest.mark.long)]
+)
 def test_without_a_plan_torchs_buckets_stay(tmp_path, where):
     """Seconds: every rank imports a compiler."""
     found = on_two(compiled, where, "eager", {}, scratch=tmp_path)
@@ -121,7 +123,7 @@ def compiled_late(group, where):
     return before, same, found, wrapped.findings().stage, hooks
 
 
-@pytest.mark.parametrize("where", ["around", "in place"])
+@pytest.mark.parametrize("where", [pytest.param("around", marks=pytest.mark.long), "in place"])
 def test_planning_ends_where_compiled_code_begins(tmp_path, where):
     said = [f"keeping torch's own buckets: {WHY}"]
     assert on_two(compiled_late, where, scratch=tmp_path) == [

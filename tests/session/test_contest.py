@@ -126,7 +126,9 @@ def test_random_courses_come_to_contests():
         found = driven.session.findings
         return len(found.trials) > 1 and found.plan.planner != "ddp"
 
-    find(st.data(), tries_several, settings=settings(phases=[Phase.generate]))  # any one will do
+    find(
+        st.data(), tries_several, settings=settings(phases=[Phase.generate], max_examples=500)
+    )  # any one will do
 
 
 def test_where_nothing_can_be_gained_nothing_is_tried(small_trace):
