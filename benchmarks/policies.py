@@ -11,11 +11,12 @@ page.
 import argparse
 from collections.abc import Iterator
 from itertools import product
-from math import prod, sqrt
+from math import prod
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 
 import msgspec
+from intervals import half_width, paired_ratios
 from made_with import made_with
 from msgspec import Struct
 
@@ -203,8 +204,7 @@ COMPARED = {
 
 def _gains(cell: Cell, ours: str, other: str) -> list[float]:
     rows = {row.runtime: row for row in cell.results}
-    pairs = zip(rows[ours].repeats_s, rows[other].repeats_s, strict=True)
-    return [other_s / our_s for our_s, other_s in pairs]
+    return paired_ratios(rows[other].repeats_s, rows[ours].repeats_s)
 
 
 def _best_power_sgd(cell: Cell) -> str:
@@ -222,14 +222,8 @@ def _ratios(cells: list[Cell]) -> Iterator[str]:
     yield f"| trace | scale | nodes | ratio | {' | '.join(names)} |"
     yield f"|---|---:|---:|---:|{'---:|' * len(names)}"
     for cell in cells:
-        gains = (f"{mean(g):.2f}x ± {_interval(g):.2f}" for g in _compared(cell).values())
+        gains = (f"{mean(g):.2f}x ± {half_width(g):.2f}" for g in _compared(cell).values())
         yield f"{_named(cell)}| {' | '.join(gains)} |"
-
-
-def _interval(values: list[float]) -> float:
-    """Half of the 95 % interval of a mean of five."""
-    student_of_five = 2.776
-    return student_of_five * stdev(values) / sqrt(len(values))
 
 
 def _summary(cells: list[Cell]) -> Iterator[str]:

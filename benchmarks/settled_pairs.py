@@ -17,10 +17,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import median
 
 import msgspec
 from experiments import PAIRS, SHIPPED
+from intervals import paired_ratios, with_interval
 from made_with import made_with
 from msgspec import Struct
 
@@ -212,7 +213,7 @@ def _row(one: Compared) -> str:
         _each(round(planning.there_predicted_s * 1e3) for planning in one.plannings),
         f"{median(here_s) * 1e3:.0f}",
         f"{median(there_s) * 1e3:.0f}",
-        _ratio([here_s / there_s for here_s, there_s in pairs_s]),
+        with_interval(paired_ratios(here_s, there_s)),
         f"{commit}, {one.against}",
     ]
     return f"| {' | '.join(map(str, cells))} |"
@@ -220,10 +221,6 @@ def _row(one: Compared) -> str:
 
 def _each(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _ratio(ratios: Sequence[float]) -> str:
-    return f"{mean(ratios):.3f} ± {1.96 * stdev(ratios) / len(ratios) ** 0.5:.3f}"
 
 
 if __name__ == "__main__":

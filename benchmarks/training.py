@@ -11,11 +11,12 @@ import argparse
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import median
 
 import altair as alt
 import msgspec
 from experiments import EXPERIMENTS, PAPERS, Experiment
+from intervals import paired_ratios, with_interval
 from made_with import made_with
 from msgspec import Struct
 
@@ -124,7 +125,8 @@ def page(everything: Everything, stem: str) -> str:
         "Made by `python benchmarks/training.py`. Times are of the slowest rank, medians over "
         "repeats of medians over iterations; what each column means is in docs/measuring.md. "
         "Predictions come from one calibration per cluster and were written before the runtimes "
-        "ran.",
+        "ran. A ratio is of two times in the same repeat: mean and 95 % interval (Student's) over "
+        "the repeats.",
     ]
     for experiment in EXPERIMENTS:
         found = [one for one in everything.measured if one.experiment == experiment.name]
@@ -166,10 +168,11 @@ def _settings(experiment: Experiment, found: list[Measured]) -> str:
 def _table(found: list[Measured]) -> list[str]:
     lines = [
         "| trace | scale | nodes | runtime | messages | measured ms | predicted ms | error "
-        "| exposed ms | efficiency | over torch-ddp |",
+        "| exposed ms | efficiency | its time over torch-ddp's |",
         "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for one in found:
+        first = next(row for row in one.results if row.runtime == "torch-ddp")
         for row in one.results:
             cap = "" if row.bucket_cap_mb is None else f" ({row.bucket_cap_mb:g} MiB)"
             lines.append(
@@ -177,7 +180,7 @@ def _table(found: list[Measured]) -> list[str]:
                 f"| {row.messages} | {row.iteration_s * 1e3:,.0f} "
                 f"| {known(row.predicted_s) * 1e3:,.0f} | {known(row.prediction_error):+.1%} "
                 f"| {known(row.exposed_s) * 1e3:,.0f} "
-                f"| {known(row.compute_s) / row.iteration_s:.1%} | {row.speedup or 0:.2f}x |"
+                f"| {known(row.compute_s) / row.iteration_s:.1%} | {_ratio(row, first)} |"
             )
     return lines
 
@@ -186,8 +189,7 @@ def _compared(experiment: Experiment, found: list[Measured]) -> list[str]:
     """Runtimes side by side; how much longer one takes, as mean over the repeats."""
     ratios = experiment.ratios
     lines = [
-        "Milliseconds, and in brackets messages. A ratio is of two times in the same repeat: mean "
-        f"and 95 % interval.{experiment.note}",
+        f"Milliseconds, and in brackets messages.{experiment.note}",
         "",
         f"| trace | scale | nodes | {' | '.join(experiment.runtimes)} "
         f"| {' | '.join(f'{ours} / {other}' for ours, other in ratios)} |",
@@ -259,26 +261,24 @@ def _images(found: list[Measured]) -> list[str]:
         "each message by what was calibrated.",
         "",
         "| trace | scale | nodes x ranks | runtime | messages | measured ms | predicted ms | error "
-        "| images/s | over ring |",
+        "| images/s | its time over ring's |",
         "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     for one in found:
-        ring_s = next(row.iteration_s for row in one.results if row.runtime == "optimal@ring")
+        ring = next(row for row in one.results if row.runtime == "optimal@ring")
         lines += [
             f"| {row.trace} | {one.parameter_scale:g} | {row.nodes} x {row.ranks_per_node} "
             f"| {row.runtime} | {row.messages} | {row.iteration_s * 1e3:,.0f} "
             f"| {known(row.predicted_s) * 1e3:,.0f} | {known(row.prediction_error):+.1%} "
             f"| {row.workers * IMAGES_PER_RANK / row.iteration_s:,.0f} "
-            f"| {ring_s / row.iteration_s:.2f}x |"
+            f"| {_ratio(row, ring)} |"
             for row in one.results
         ]
     return lines
 
 
 def _ratio(ours: Result, other: Result) -> str:
-    ratios = [a / b for a, b in zip(ours.repeats_s, other.repeats_s, strict=True)]
-    half = 1.96 * stdev(ratios) / len(ratios) ** 0.5
-    return f"{mean(ratios):.3f} ± {half:.3f}"
+    return with_interval(paired_ratios(ours.repeats_s, other.repeats_s))
 
 
 def _order(found: list[Measured]) -> list[str]:

@@ -65,6 +65,11 @@ class Owner:
         self.visits_s = {}  # by plan, what the steps of its visits took
 
     def run(self, *, stop_after=None):
+        """Until the session is over, or stopped while its command of this number is under way.
+
+        Buckets are installed between two steps, at once, as a driver does it: a stop finds either
+        the old ones or the new ones, and never comes in the place of an Install.
+        """
         command = self.session.begin()
         for number in count(1):
             self.stages.append(self.session.findings.stage)
@@ -72,7 +77,8 @@ class Owner:
             if command is None:
                 return
             self.commands.append(command)
-            if number == stop_after:
+            is_late = stop_after is not None and number >= stop_after
+            if is_late and not isinstance(command, Install):
                 command = self.session.stop("enough")
                 if command is not None:
                     self.installed = command.buckets
