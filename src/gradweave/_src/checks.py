@@ -1,7 +1,7 @@
 """What every value checks when it is made. The message names the field and the value found.
 
-Values are made of files, and of other values: whoever asks for one that cannot be is told in a
-line, too.
+Values are made from files and from other values, so whoever asks for one that cannot exist is told
+in one line here, too.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ def require_text(value: Struct, *fields: str) -> None:
 
 
 def first_twice(names: Iterable[str]) -> str | None:
-    """The first name that has been there before; None where all are different."""
+    """Return the first name that has been there before; None where all are different."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -71,7 +71,7 @@ def why_missing(module: str, *, what: str, extra: str) -> str | None:
 
 
 def _but(found: float) -> str:
-    """What was found; a number with hundreds of digits is not worth reading."""
+    """Return how an error message ends: with the value found, unless that is too long to read."""
     too_large = isinstance(found, int) and found > LARGEST
     shown = printable(str(found), most=LONGEST_VALUE)
     return f" and at most {LARGEST:.0e}" if too_large else f", got {shown}"

@@ -22,7 +22,7 @@ class Clock(Protocol):
     def mark(self) -> object: ...
 
     def has_passed(self, mark: object) -> bool:
-        """Whether it can be asked for; never waits."""
+        """Whether the mark can be asked for; never waits."""
         ...
 
     def seconds(self, since: object, until: object) -> float:
@@ -30,7 +30,7 @@ class Clock(Protocol):
         ...
 
     def wait_until(self, mark: object) -> None:
-        """Let the host wait until it has passed: for who measures beside or after a training."""
+        """Let the host wait until a mark has passed, for measurements beside or after training."""
         ...
 
     def on_host_s(self, mark: object) -> float:
@@ -39,7 +39,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For what runs on the host; ``now_s`` may be a scripted clock."""
+    """A clock for what runs on the host; ``now_s`` may be a scripted clock."""
 
     def __init__(self, now_s: Callable[[], float] = time.perf_counter) -> None:
         self._now_s = now_s
@@ -57,7 +57,7 @@ class HostClock:
         return until - since
 
     def wait_until(self, mark: object) -> None:
-        """It has passed when it was made."""
+        """Return at once: a mark of the host has passed when it was made."""
 
     def on_host_s(self, mark: object) -> float:
         assert isinstance(mark, float)
@@ -81,7 +81,7 @@ _NEVER = object()
 
 
 class DeviceClock:
-    """For what an accelerator does later than asked for: an event on the thread's current stream.
+    """A clock whose marks are events on the current stream of an accelerator.
 
     Making events takes longer than recording them, so those of marks that are gone are used again.
     """
@@ -128,9 +128,10 @@ def have_passed(clock: Clock, marks: Iterable[object]) -> bool:
 
 
 def taken_s(clock: Clock, run: Callable[[], object]) -> float:
-    """How long something takes, with what it has asked an accelerator for; the host waits for it.
+    """Return how long a call and what it asks an accelerator for take; the host waits for both.
 
-    For who measures beside or after a training, on a stream of its own: only that is waited for.
+    It is for measurements beside or after a training, on a stream of its own: only that is waited
+    for.
     """
     began = clock.mark()
     run()

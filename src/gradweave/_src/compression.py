@@ -99,7 +99,7 @@ def check_precision(name: str) -> None:
 
 
 def compression_of(given: Compression | str | None) -> Compression | None:
-    """What a caller means by ``compression``, as a value or as text."""
+    """Return what a caller means by ``compression``, given as a value or as text."""
     if isinstance(given, str):
         return parse_compression(given)
     if given is not None and not isinstance(given, Compression):
@@ -111,7 +111,7 @@ def compression_of(given: Compression | str | None) -> Compression | None:
 
 
 def parse_compression(text: str) -> Compression:
-    """``gtopk:0.001`` keeps one element in a thousand; ``bf16`` rounds all of them."""
+    """Read ``gtopk:0.001``, which keeps one element in a thousand, or ``bf16``: it rounds all."""
     spec = parse_spec(text)
     rounding = next((name for name in ROUNDING_NAMES if name == spec.name), None)
     exchange = next((name for name in EXCHANGE_NAMES if name == spec.name), None)

@@ -88,7 +88,7 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """For a block on any thread: work on the device is queued on a stream that nobody else uses.
+    """Queue a block's work on the device on a stream that nobody else uses, on any thread.
 
     The thread's current device is that one meanwhile.
     """

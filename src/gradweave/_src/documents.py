@@ -63,7 +63,7 @@ def parsed(text: str, *, origin: str) -> Any:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON lets a key stand twice and the last one win; a person meant one of them."""
+    """Refuse a key that stands twice in an object: JSON lets the last win, and people meant one."""
     document = dict(pairs)
     if len(document) < len(pairs):
         twice = first_twice(key for key, _ in pairs)
@@ -72,7 +72,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _first_unwritable(document: Any) -> str | None:
-    """JSON can write half a character, as ``\\ud800``; no file, page or terminal can show it."""
+    """Return the first text with half a character, such as ``\\ud800``: nothing can show it."""
     left = [document]
     while left:
         match left.pop():
@@ -87,7 +87,7 @@ def _first_unwritable(document: Any) -> str | None:
 
 
 def _field_first(message: str, document: Any) -> str:
-    """msgspec ends with `` - at `$.tensors[3].elements```; people look for the field first."""
+    """Put the field, with which msgspec's message ends, at its beginning, and add the value."""
     match = re.fullmatch(r"(.*) - at `\$\.?(.*?)`", message, re.DOTALL)
     if match is None:
         return message
@@ -97,7 +97,7 @@ def _field_first(message: str, document: Any) -> str:
 
 
 def _first_missing(found: Any, whole: Any, path: str = "") -> str | None:
-    """The path of a key that ``found`` leaves to a default."""
+    """Return the path of the first key that ``found`` leaves to a default."""
     if isinstance(whole, dict):
         for key, value in whole.items():
             place = f"{path}.{key}".lstrip(".")
@@ -121,7 +121,7 @@ def _look_up(document: Any, path: str) -> Any:
 
 
 def one_row_per_item(document: dict[str, Any]) -> str:
-    """Short enough to read, and a changed tensor is a changed line in a diff."""
+    """Write JSON with a line for each item of a list, to be read and compared line by line."""
     fields = []
     for key, value in document.items():
         if isinstance(value, list | tuple) and value:

@@ -71,7 +71,7 @@ def holds(path: str | os.PathLike[str], kind: type[Value]) -> bool:
 
 
 def loads(text: str, kind: type[Value], *, origin: str) -> Value:
-    """``origin`` is what error messages call the text."""
+    """Return the value in a text of JSON; ``origin`` is what error messages call the text."""
     return from_document(parsed(text, origin=origin), kind, schema=SCHEMAS[kind], origin=origin)
 
 
@@ -102,7 +102,7 @@ def write(path: str | os.PathLike[str], value: AnyValue) -> None:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """A file's text, whatever it says; FormatError where it is not one."""
+    """Return a file's text, whatever it says; raise FormatError where it is not text."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -112,14 +112,14 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """The whole text or nothing: an interrupted write leaves what was there before."""
+    """Write the whole text or nothing: an interrupted write leaves what was there before."""
     with replacing(path) as file:
         file.write(text.encode())
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of ``path`` where the block ends well.
+    """Give the block a file to write to, which replaces ``path`` where the block ends well.
 
     Whoever is killed at any moment leaves the old file or the new one: it is on the disk before it
     takes the place. Errors name ``path``, which alone people know.

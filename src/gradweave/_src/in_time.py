@@ -8,10 +8,10 @@ Result = TypeVar("Result")
 
 
 def in_time(call: Callable[[], Result], *, limit_s: float) -> Result:
-    """Return what it returns; TimeoutError when it has not, and then it is left behind.
+    """Return what the call returns; raise TimeoutError, and leave it behind, if it takes too long.
 
-    In a thread that nobody joins: torch's stores and groups wait in C++ for ever when their host is
-    cut off, in spite of the time-outs they were given.
+    It runs in a thread that nobody joins: torch's stores and groups wait in C++ for ever when their
+    host is cut off, in spite of the time-outs they were given.
     """
     results: list[Result] = []
     errors: list[Exception] = []

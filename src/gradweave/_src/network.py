@@ -283,7 +283,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tuple(sorted({entry.workers for entry in self.costs}))
 
     def _measured(self, operation: Operation, collective: str) -> dict[int, Cost]:
-        """What is known of it without links, by number of workers."""
+        """Return costs that are known without links, by number of workers."""
         return {count: entry.cost for count, entry in self._entries(operation, collective).items()}
 
     def _entries(self, operation: Operation, collective: str) -> dict[int, CollectiveCost]:
@@ -318,9 +318,9 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return FREE if workers == 1 else formula
 
     def _rounded_cost(self, travel: Travel, workers: int) -> Cost:
-        """Return what was measured, or what fewer bytes would cost.
+        """Return what was measured, or what sending fewer bytes would cost.
 
-        To the same collective, or to the default one where nothing is known of it.
+        That is by the same collective, or by the default one where nothing is known of it.
         """
         measured = self._measured("all-reduce", str(travel))
         if workers in measured:
@@ -346,13 +346,13 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return sparse_closed_form(compression, self.links, workers)
 
     def _check_known(self, collective: str) -> None:
-        """That there is such a collective, also where its price is not asked for."""
+        """Raise unless there is such a collective, also where its price is not asked for."""
         if not self._measured("all-reduce", collective):
             self._dense_cost("all-reduce", collective, 1)
 
 
 def _total(costs: tuple[Cost, ...]) -> Cost:
-    """Lines make a line, which is planned for faster."""
+    """Add costs up; if all are lines the sum is a line, for which planning is faster."""
     lines = [cost for cost in costs if isinstance(cost, Line)]
     if len(lines) < len(costs):
         return Total(costs)
@@ -376,7 +376,7 @@ def _has_servers(collective: str) -> bool:
 
 
 def _numbers(startup_s: float | None, s_per_byte: float | None) -> dict[str, object]:
-    """Those of a line or a link, beside those of a point."""
+    """Return the columns of a line or a link, with those of a measured point left empty."""
     return {"nbytes": None, "seconds": None, "startup_s": startup_s, "s_per_byte": s_per_byte}
 
 

@@ -32,7 +32,7 @@ class Bar(NamedTuple):
 
 
 def table(title: str, rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows with the same keys, below a title; without those that no row has a value for."""
+    """Return rows with the same keys as a table with a title, without columns that are empty."""
     used = [key for key in rows[0] if any(row[key] is not None for row in rows)] if rows else []
     header = "".join(f"<th>{_shown(key)}</th>" for key in used)
     body = "".join(_body([[row[key] for key in used] for row in rows]))
@@ -76,7 +76,7 @@ def _text(value: object) -> str:
 
 
 def chart(title: str, lanes: Sequence[str], bars: Sequence[Bar]) -> str:
-    """Bars on lanes over time, as an image that a page can hold; pointing at one tells what it is.
+    """Return an image with bars on lanes over time; pointing at a bar tells what it is.
 
     The first lane is the topmost.
     """
@@ -124,7 +124,7 @@ def _axis(end_s: float, y: int) -> Iterator[str]:
 
 
 def _tick_s(end_s: float) -> float:
-    """The smallest of 1, 2 or 5 times a power of ten that makes few enough ticks."""
+    """Return the smallest of 1, 2 or 5 times a power of ten that makes few enough ticks."""
     power = 10.0 ** floor(log10(end_s / MOST_TICKS))
     return next(m * power for m in (1, 2, 5, 10) if m * power * MOST_TICKS >= end_s)
 

@@ -21,7 +21,7 @@ MOST_CHARACTERS = 50
 
 
 class PartialFile(NamedTuple):
-    """Where it is, and what to write to."""
+    """A file that is being written: where it is, and what to write to."""
 
     path: Path
     file: BinaryIO
@@ -29,7 +29,7 @@ class PartialFile(NamedTuple):
 
 @contextmanager
 def partial_file(target: Path) -> Iterator[PartialFile]:
-    """An empty file beside ``target``, to be moved there; gone when the block ends."""
+    """Make an empty file beside ``target``, to be moved there; it is gone when the block ends."""
     prefix = _prefix(target.name)
     clear_away(target.parent, prefix)
     while True:
@@ -48,7 +48,7 @@ def partial_file(target: Path) -> Iterator[PartialFile]:
 
 @contextmanager
 def partial_folder(parent: Path) -> Iterator[Path]:
-    """An empty folder in ``parent``, to move files there from; gone when the block ends."""
+    """Make an empty folder in ``parent``, to move files from; it is gone when the block ends."""
     prefix = _prefix("folder")
     clear_away(parent, prefix)
     while True:
@@ -71,7 +71,7 @@ def partial_folder(parent: Path) -> Iterator[Path]:
 
 
 def clear_away(folder: Path, prefix: str) -> None:
-    """What begins like this and was left behind; nothing of a process that still writes."""
+    """Remove partial files with this prefix, except those that a process still writes."""
     with suppress(OSError), os.scandir(folder) as entries:
         left = [one for one in entries if _is_partial(one.name, prefix)]
         for entry in left:
@@ -92,14 +92,14 @@ def _is_partial(name: str, prefix: str) -> bool:
 
 
 def _is_locked(path: Path, descriptor: int) -> bool:
-    """Whether it is ours now; somebody who clears away may have found it before it was."""
+    """Lock it, and return whether it is still there: somebody may have cleared it away before."""
     with suppress(OSError):  # on a disk without locks nobody clears anything away
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     return path.exists()
 
 
 def _remove_if_nobodys(entry: os.DirEntry[str]) -> None:
-    """Raise OSError where somebody writes to it, or nobody can tell."""
+    """Remove it; raise OSError where somebody writes to it, or nobody can tell."""
     is_folder = entry.is_dir(follow_symlinks=False)
     # Network disks lock what can be written to alone, and folders never.
     access = os.O_RDONLY if is_folder else os.O_RDWR

@@ -32,7 +32,7 @@ class Phases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def compute_s(self) -> float:
-        """What other ranks may have to wait for."""
+        """What this rank does by itself, for which other ranks may have to wait."""
         return self.input_s + self.forward_s + self.backward_s
 
     def seconds(self, phase: Phase) -> float:

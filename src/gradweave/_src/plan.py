@@ -179,7 +179,7 @@ def merge(
     overlap: bool = True,
     passes: Passes = "backward",
 ) -> Plan:
-    """The plan whose buckets hold so many tensors each, in backward order."""
+    """Return the plan whose buckets hold so many tensors each, in backward order."""
     names = iter([tensor.name for tensor in trace.tensors])
     buckets = tuple(
         Bucket(tensors=tuple(islice(names, length)), collective=collective, compression=compression)

@@ -23,7 +23,8 @@ class ParameterKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class PlanKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a plan depends on: where any of it is another, so may be the best plan.
 
-    Not what only watching can tell, such as how large batches are and how busy the network is.
+    It leaves out what only watching can tell, such as how large batches are and how busy the
+    network is.
     """
 
     parameters: tuple[ParameterKey, ...]  # whose gradients travel, in the order of declaration
@@ -51,7 +52,7 @@ class PlanKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """The same for equal keys, on any machine; a name for a file."""
+        """A name for a file, which is the same for equal keys on any machine."""
         return sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
     def why_not(self, other: "PlanKey") -> str | None:
@@ -78,6 +79,6 @@ class Remembered(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def numbered(hosts: Sequence[str]) -> tuple[int, ...]:
-    """Which ranks share a host, whatever hosts are called: the first one seen is 0, the next 1."""
+    """Number the hosts of ranks as they are first seen, from 0, whatever hosts are called."""
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     return tuple(numbers[host] for host in hosts)

@@ -77,7 +77,7 @@ PLANNING = "planning"
 
 
 def planning_phases(stages: Iterable[StageBegin]) -> tuple[StageBegin, ...]:
-    """Stages as people tell them apart: planning, trying, settled."""
+    """Return stages as people tell them apart: planning, trying, settled."""
     named = [StageBegin(PHASE_OF_STAGE.get(one.stage, PLANNING), one.step) for one in stages]
     before = [None, *(one.stage for one in named)]
     return tuple(one for one, last in zip(named, before, strict=False) if one.stage != last)

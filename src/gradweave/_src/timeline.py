@@ -134,7 +134,7 @@ class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"Timeline({self.summary})"
 
     def _repr_html_(self) -> str:
-        """A chart: forward, backward and communication over time."""
+        """Draw a chart of forward, backward and communication over time."""
         bars = [
             notebook.Bar(span.lane, span.label, span.start_s, span.end_s) for span in self.spans
         ]

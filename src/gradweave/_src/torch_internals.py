@@ -200,7 +200,7 @@ def _group_of_one(device: torch.device) -> dist.ProcessGroup:
 
 
 def passed_on(ddp: object, signature: str | None = None) -> dict[str, Any]:
-    """Options of reducers that not every version of torch has, with what the wrapper was given."""
+    """Return the wrapper's values of those reducer options that not every torch has."""
     known = reducer_options(signature)
     return {name: getattr(ddp, name) for name in PASSED_TO_REDUCERS if name in known}
 
@@ -239,9 +239,10 @@ def has_reduced_since(ddp: TorchDDP, before: list[int]) -> tuple[bool, list[int]
 
 
 def noted_gradients(ddp: TorchDDP) -> list[int]:
-    """How many nanoseconds into the last synchronised pass each gradient came; 0: not yet.
+    """Return the nanoseconds into the last synchronised pass at which gradients came; 0: not yet.
 
-    In the order of the reducer's parameters. Passes without synchronisation leave it alone.
+    They are in the order of the reducer's parameters. Passes without synchronisation leave them
+    alone.
     """
     return list(ddp.reducer.get_backward_stats())
 
@@ -269,7 +270,7 @@ def require_finished_reduction(ddp: TorchDDP) -> None:
 
 
 def torch_caps_bytes(ddp: TorchDDP) -> tuple[int, int]:
-    """At how many bytes torch closes its first bucket, and all others."""
+    """Return at how many bytes torch closes its first bucket, and all others."""
     config = getattr(ddp, "_bucket_config", None)
     if config is not None:
         return config.first_bucket_bytes_cap, config.bucket_bytes_cap
@@ -296,7 +297,7 @@ def has_comm_hook(ddp: TorchDDP) -> bool:
 
 @contextmanager
 def all_requiring_grad(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """For the length of a block: reducers and hooks cannot be attached to frozen parameters.
+    """Unfreeze parameters for a block: reducers and hooks cannot be attached to frozen ones.
 
     Whether a parameter is frozen is looked at then, and not again.
     """
@@ -472,14 +473,14 @@ def _wait(work: dist.Work, while_waiting: Callable[[], None] | None) -> None:
 
 
 def _is_over(work: dist.Work) -> bool:
-    """Messages of torch's fake group never say that they are over, but their futures do."""
+    """Whether a message is over; those of torch's fake group say so by their futures only."""
     return bool(work.is_completed()) or bool(work.get_future().done())
 
 
 def begun_sum(
     group: dist.ProcessGroup, message: torch.Tensor
 ) -> torch.futures.Future[list[torch.Tensor]]:
-    """Of the backend's own all-reduce, with the message as its value, as torch's reducer wants it.
+    """Begin the backend's own all-reduce; its future has the message, as torch's reducer wants it.
 
     torch's fake group, which stands for a world of any size, has nothing in its futures.
     """

@@ -210,7 +210,7 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     def in_order(self, names: Iterable[str]) -> "Trace":
-        """As it is where gradients leave in this order, and wait for those before them.
+        """Return the trace as it is where gradients leave in this order, and wait for their turn.
 
         Names without elements are in no trace, and are left out here.
         """
@@ -223,7 +223,7 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return replace(self, tensors=tuple(tensors))
 
     def joined(self, key: Callable[[str], str]) -> "Trace":
-        """Neighbours whose names have the same key become one tensor, ready when the last is."""
+        """Join neighbours whose names have the same key to one tensor, ready when the last is."""
         groups = (tuple(group) for _, group in groupby(self.tensors, lambda t: key(t.name)))
         return replace(self, tensors=tuple(_join(group, key) for group in groups))
 

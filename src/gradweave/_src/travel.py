@@ -24,7 +24,7 @@ class Travel(NamedTuple):
 
 
 def parse_travel(name: str) -> Travel:
-    """``ring+bf16`` sends by ring, rounded to bf16; ``ring`` sends gradients as they are."""
+    """Read ``ring+bf16``, by ring and rounded to bf16, or ``ring``, which rounds nothing."""
     collective, plus, rounding = name.partition(ROUNDED_BY)
     if not plus:
         return Travel(name)

@@ -14,18 +14,18 @@ RENAMED_EXCHANGES = {"gtopk": "gtopk-tree", "gtopk-butterfly": "gtopk"}
 
 
 def network_2(document: Document) -> Document:
-    """Version 1 knew one cost for a collective, and no latency beside it."""
+    """Upgrade a network of version 1, which knew one cost for a collective, and no latency."""
     added = {"beside": "nothing", "latency_s": 0.0}
     return _with_each(document, "costs", lambda cost: {**added, **cost})
 
 
 def network_3(document: Document) -> Document:
-    """Version 2 did not know what selecting gradients costs."""
+    """Upgrade a network of version 2, which did not know what selecting gradients costs."""
     return {"selection_s_per_element": 0.0, **document}
 
 
 def network_4(document: Document) -> Document:
-    """Version 3 had other names for exchanges."""
+    """Upgrade a network of version 3, which had other names for exchanges."""
 
     def renamed(cost: Document) -> Document:
         name, colon, density = str(cost.get("collective")).partition(":")
@@ -37,12 +37,12 @@ def network_4(document: Document) -> Document:
 
 
 def plan_2(document: Document) -> Document:
-    """Version 1 knew all-reduces beside backward only."""
+    """Upgrade a plan of version 1, which knew all-reduces beside backward only."""
     return {"passes": "backward", **document}
 
 
 def plan_3(document: Document) -> Document:
-    """Version 2 had other names for exchanges."""
+    """Upgrade a plan of version 2, which had other names for exchanges."""
 
     def renamed(bucket: Document) -> Document:
         match bucket:
@@ -54,17 +54,17 @@ def plan_3(document: Document) -> Document:
 
 
 def trace_2(document: Document) -> Document:
-    """Version 1 did not know shapes."""
+    """Upgrade a trace of version 1, which did not know shapes."""
     return _with_each(document, "tensors", lambda tensor: {"shape": None, **tensor})
 
 
 def losses_2(document: Document) -> Document:
-    """Version 1 did not know stages of planning."""
+    """Upgrade losses of version 1, which did not know stages of planning."""
     return _with_each(document, "series", lambda series: {"stages": [], **series})
 
 
 def results_2(document: Document) -> Document:
-    """Version 1 knew nodes and ranks of each, but not their product."""
+    """Upgrade results of version 1, which knew nodes and ranks of each, but not their product."""
 
     def counted(row: Document) -> Document:
         match row:
@@ -76,12 +76,12 @@ def results_2(document: Document) -> Document:
 
 
 def recipe_2(document: Document) -> Document:
-    """Version 1 did not say what a step took, and held older plans and networks."""
+    """Upgrade a recipe of version 1, which did not say what a step took, and held older values."""
     return _with_held({"step_s": None, **document}, plan=plan_2, network=network_3)
 
 
 def recipe_3(document: Document) -> Document:
-    """Version 2 held older plans and networks."""
+    """Upgrade a recipe of version 2, which held older plans and networks."""
     return _with_held(document, plan=plan_3, network=network_4)
 
 
@@ -106,7 +106,7 @@ UPGRADES: dict[str, tuple[str, Upgrade]] = {
 
 
 def _with_each(document: Document, key: str, upgrade: Upgrade) -> Document:
-    """Every object of a list upgraded; what is not one stays as it is."""
+    """Upgrade every object of a list; what is not an object stays as it is."""
     items = document.get(key)
     if not isinstance(items, list):
         return document
@@ -114,7 +114,7 @@ def _with_each(document: Document, key: str, upgrade: Upgrade) -> Document:
 
 
 def _with_held(document: Document, **upgrades: Upgrade) -> Document:
-    """The values that a file holds upgraded, by their names in it."""
+    """Upgrade the values that a document holds, by their names in it."""
     held = {name: document.get(name) for name in upgrades}
     newer = {name: upgrades[name](one) for name, one in held.items() if isinstance(one, dict)}
     return {**document, **newer}

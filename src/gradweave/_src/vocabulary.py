@@ -52,7 +52,7 @@ def parse_spec(text: str) -> Spec:
 
 
 def alternatives(name: str, known: Iterable[str], *, listed: str = "there are") -> str:
-    """What to say behind ``no planner 'optiml'``: which may have been meant, and all of them."""
+    """Return what follows ``no planner 'optiml'``: which may have been meant, and all of them."""
     names = list(known)
     listing = f"{listed} {', '.join(names)}"
     close = closest(name, names)
@@ -60,7 +60,7 @@ def alternatives(name: str, known: Iterable[str], *, listed: str = "there are") 
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The one that is spelt almost like it."""
+    """Return the known name that is spelt almost like it; None where there is none."""
     spelt = {one.lower(): one for one in known}
     # Nobody misspells a name by writing hundreds of letters.
     return next((spelt[one] for one in get_close_matches(name[:80].lower(), spelt, n=1)), None)
@@ -76,7 +76,7 @@ def refuse_argument(spec: Spec) -> None:
 
 
 def parse_servers(spec: Spec, workers: int) -> int:
-    """``parameter-server`` has one server, ``parameter-server:4`` four, each one of the workers."""
+    """Return the servers, which are workers: four of ``parameter-server:4``, one by default."""
     text = "1" if spec.argument is None else spec.argument
     is_short = text.isascii() and text.isdecimal() and len(text) <= len(str(workers))
     if not is_short or not 1 <= int(text) <= workers:
@@ -88,13 +88,13 @@ def parse_servers(spec: Spec, workers: int) -> int:
 
 
 def parse_tiers(argument: str, tiers: int) -> tuple[str, ...]:
-    """``ring/pat`` names one for each tier, innermost first; ``pat`` is for all of them."""
+    """Return a name for each tier, innermost first, of ``ring/pat``, or of ``pat`` for all."""
     named = tuple(argument.split("/"))
     return named * tiers if len(named) == 1 else named
 
 
 def parse_bytes(text: str) -> int:
-    """``25MiB`` is 25 * 2**20, ``25MB`` is 25 * 10**6; a size always has its unit."""
+    """Read a size, which always has its unit: ``25MiB`` is 25 * 2**20, ``25MB`` is 25 * 10**6."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMG]i?B|B)?", text.strip(), re.ASCII)
     if match is None:
         raise RequestError(f"{text!r} is not a size; write it as 64KiB, 25MiB or 100MB")
@@ -110,7 +110,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_rate(text: str) -> int:
-    """``200mbit`` is 200 * 10**6 bits per second; a rate always has its unit."""
+    """Read a rate, which always has its unit: ``200mbit`` is 200 * 10**6 bits per second."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", text, re.ASCII)
     if match is None:
         raise RequestError(f"{text!r} is not a rate; write it as 1gbit, 200mbit or 100kbit")
@@ -121,7 +121,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """``0.2ms`` is 0.0002 seconds; a duration always has its unit."""
+    """Read a duration, which always has its unit: ``0.2ms`` is 0.0002 seconds."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)(ns|us|ms|s)?", text, re.ASCII)
     if match is None:
         raise RequestError(f"{text!r} is not a duration; write it as 50us, 0.2ms or 1s")
@@ -133,10 +133,10 @@ def parse_duration(text: str) -> float:
 
 
 def printable(text: str, *, most: int = LONGEST_LINE) -> str:
-    """Text from outside, as all of it is shown: one line, and nothing that a terminal would obey.
+    """Return text from outside as it is shown: one line, and nothing that a terminal would obey.
 
-    What is no visible character is written as Python writes it (escape sequences, line ends,
-    marks that turn letters round), and of what is too long the middle is left out.
+    What is no visible character is written as Python writes it (escape sequences, line ends, marks
+    that turn letters round), and of what is too long the middle is left out.
     """
     if len(text) <= most and text.isprintable():
         return text
@@ -155,7 +155,7 @@ def _escaped(text: str) -> str:
 
 
 def all_printable(value: Any) -> Any:
-    """The same numbers, lists and dictionaries, with every text in them as it can be shown."""
+    """Return the same value, with every text in its lists and dictionaries made printable."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
@@ -176,7 +176,7 @@ def quoted(text: object) -> str:
 
 
 def file_name(name: str) -> str:
-    """A name for a file or folder made of any name: one that stays in its place.
+    """Make a name for a file or folder of any name: one that stays in its place.
 
     Names that are safe already, and those that only have a colon or a slash too many, are as they
     always were; of all others a digest tells them apart.
@@ -190,17 +190,17 @@ def file_name(name: str) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """``150.0 ms``; below a millisecond ``45.2 us``."""
+    """Return such texts as ``150.0 ms`` or, below a millisecond, ``45.2 us``."""
     is_short = 0 < seconds < 1e-3  # noqa: PLR2004 a millisecond
     return f"{seconds * 1e6:,.1f} us" if is_short else f"{seconds * 1e3:,.1f} ms"
 
 
 def size_text(nbytes: float) -> str:
-    """``102.2 MB``, ``1.4 KB`` or ``400 B``."""
+    """Return such texts as ``102.2 MB``, ``1.4 KB`` or ``400 B``."""
     unit = next((name for name in ("GB", "MB", "KB") if nbytes >= _BYTES[name]), "B")
     return f"{nbytes / _BYTES[unit]:,.{0 if unit == 'B' else 1}f} {unit}"
 
 
 def count_text(count: int, noun: str) -> str:
-    """``1 message``, ``5 messages``."""
+    """Return such texts as ``1 message`` or ``5 messages``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -52,10 +52,11 @@ def advise(trace: Trace, network: Network, *, workers: int) -> Advice:
 def faster_with_same_batch(
     trace: Trace, network: Network, *, workers: int, than_s: float, passes: int = 1
 ) -> tuple[Option, ...]:
-    """What would take clearly less than ``than_s`` for a step, with the same batches and workers.
+    """Return ways with clearly shorter steps than ``than_s``, for the same batch and workers.
 
-    Of ways that change the same the fastest; what cannot be priced is left out. Of a step's
-    ``passes`` the last is synchronised, and the others take the same whatever way is taken.
+    Among ways that change the same thing only the fastest is returned, and ways without a price are
+    left out. Of a step's ``passes`` the last is synchronised; the others take equally long in any
+    way.
     """
     job = Job(trace, network, workers=workers)
     others_s = (passes - 1) * trace.compute_s
@@ -70,7 +71,7 @@ def faster_with_same_batch(
     )
 
 
-# Of a step: what gains less is not worth a sentence.
+# What gains a smaller share of a step is not worth a sentence.
 CLEARLY = 0.05
 
 NamedWay = tuple[str, Way]
@@ -87,7 +88,7 @@ def _priced(job: Job, names: Iterable[str]) -> tuple[list[NamedWay], list[Unpric
 
 
 def _fastest_first(ways: Sequence[NamedWay]) -> list[NamedWay]:
-    """Of those that are about as fast as the fastest of them, what changes least comes first."""
+    """Sort ways by speed; of those that are about as fast, the one that changes least is first."""
     left = sorted(ways, key=lambda named: -named[1].samples_per_s)
     places = list(WAYS)
     ordered: list[NamedWay] = []
@@ -118,7 +119,7 @@ def _option(name: str, way: Way, job: Job, *, compared_with_s: float) -> Option:
 
 
 def _in_steps_of(option: Option, passes: int, others_s: float) -> Option:
-    """Return what it comes to where its step is the last of some passes."""
+    """Return the option for steps of several passes, of which only the last is synchronised."""
     if passes == 1:
         return option
     step_s = option.step_s + others_s

@@ -61,7 +61,7 @@ class Job:
         self.trace, self.network, self.workers = trace, network, workers
 
     def on(self, workers: int) -> "Job":
-        """The same model on another number of workers, each with a batch as large as before."""
+        """Return the same model on so many workers, each with a batch as large as before."""
         return Job(self.trace, self.network, workers=workers)
 
     @cached_property
@@ -81,13 +81,13 @@ class Job:
         return _first_or_faster(self._among(choice, (None,)) for choice in self._choices())
 
     def rounded(self, roundings: Sequence[RoundingName | None]) -> Planned:
-        """Each message rounded to the best of these; None leaves it as it is."""
+        """Return the best plan that rounds each message to one of these, or not at all for None."""
         if not is_compressible(self.trace):
             raise RequestError("rounding is priced for gradients of 4 bytes only")
         return self._among(self.exact.choice, roundings)
 
     def sparse(self, compression: Compression) -> Planned:
-        """Only the largest gradients travel, by an exchange of their own, where that is faster."""
+        """Return the best plan that sends only the largest gradients wherever that is faster."""
         priced_share(self.trace, compression)  # or says why there is no price
         default = self.network.default_collective
         travels = (Travel(default, compression), Travel(default))
@@ -96,7 +96,7 @@ class Job:
 
     @cached_property
     def both_passes(self) -> Planned:
-        """Reduce-scattered beside backward, all-gathered beside the next forward."""
+        """The best plan that reduce-scatters in backward and all-gathers in the next forward."""
         known = self._known(*OPERATIONS["both"])
         first = [name for name in known if name == BOTH_PASSES_COLLECTIVE]
         # Without any, planning for the default says what is missing.
@@ -137,7 +137,7 @@ class Job:
         return Planned(plan=plan, timeline=timeline, choice=choice)
 
     def _choices(self) -> list[Choice]:
-        """What wrappers try by themselves first, then everything else that has a price."""
+        """Return first what wrappers choose by themselves, then all else that has a price."""
         known = self._known("all-reduce")
         default = self.network.default_collective
         rivals = (FOR_SMALL_MESSAGES, FOR_TIERS) if self._is_tiered else (FOR_SMALL_MESSAGES,)
@@ -150,7 +150,7 @@ class Job:
 
     @property
     def _rounding_collective(self) -> str:
-        """By which wrappers send what they round, or what is known that is nearest to it."""
+        """The collective by which wrappers send what they round, or the nearest known to it."""
         usual = FOR_TIERS if self._is_tiered else FOR_ROUNDED
         measured = [travel.collective for travel in self.network.travels if travel.compression]
         known = [*measured, *(by for by in self._known("all-reduce") if by == usual)]
@@ -158,14 +158,14 @@ class Job:
 
     @property
     def _is_tiered(self) -> bool:
-        """As far as the network says; who has measured a collective for tiers has some."""
+        """Whether the network has several tiers, or a collective for tiers was measured on it."""
         links = self.network.links
         if links is None:
             return FOR_TIERS in self.network.collectives
         return sum(size > 1 for size in links.factors(self.workers) or ()) > 1
 
     def _known(self, *operations: Operation) -> list[str]:
-        """The collectives that the network can price these operations by."""
+        """Return the collectives for which the network can price all of these operations."""
         formulas = [name for operation, name in FORMULAS if operation == operations[0]]
         names = dict.fromkeys([*self.network.collectives, *formulas])
         return [name for name in names if self._has_price(name, operations)]
@@ -180,7 +180,7 @@ class Job:
 
 
 def _first_or_faster(found: Iterable[Planned]) -> Planned:
-    """The first of them, unless a later one is faster by more than predictions are uncertain."""
+    """Return the first, unless a later one is faster by more than predictions are uncertain."""
     best, *others = found
     for one in others:
         if one.step_s < (1 - EQUALLY_FAST) * best.step_s:

@@ -42,7 +42,7 @@ class Way(Struct, frozen=True, kw_only=True):
 
     @property
     def step_s(self) -> float:
-        """All passes but the last only compute."""
+        """The seconds of one step, in which all passes but the last only compute."""
         return (self.accumulation - 1) * self.trace.compute_s + self.planned.step_s
 
     @property
@@ -55,7 +55,7 @@ class Way(Struct, frozen=True, kw_only=True):
 
 
 def _exactly(job: Job, planned: Planned, code: str) -> Way:
-    """A way that changes nothing in the results."""
+    """Return a way that changes nothing in the results."""
     return Way(
         planned=planned,
         trace=job.trace,
@@ -146,7 +146,7 @@ def _on_workers(job: Job, *, factor: float) -> Way:
 
 
 def _call(wrapper: str, planned: Planned, **given: str) -> str:
-    """The wrapper with what it must be told; what it finds by itself is left out."""
+    """Return code that calls the wrapper with only those arguments it cannot find by itself."""
     if planned.choice.argument is not None:
         given["collective"] = planned.choice.argument
     arguments = "".join(f', {name}="{value}"' for name, value in given.items())

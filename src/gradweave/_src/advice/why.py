@@ -4,7 +4,7 @@ from gradweave._src.advice.job import Job, Planned
 from gradweave._src.advice.option import Option
 from gradweave._src.timeline import Timeline
 
-# Of a step: less is not worth a change of anything.
+# A smaller share of a step is not worth a change of anything.
 LITTLE = 0.02
 
 
@@ -50,7 +50,7 @@ def _waits_little(timeline: Timeline) -> bool:
 
 
 def _startups_s(job: Job) -> float:
-    """What messages of no bytes would take, as many as there are with gradients as they are."""
+    """Return what the messages of the exact plan would take in all if they had no bytes."""
     return sum(
         job.network.seconds("all-reduce", bucket.collective, nbytes=0, workers=job.workers)
         for bucket in job.exact.plan.buckets

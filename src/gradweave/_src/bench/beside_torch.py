@@ -47,7 +47,7 @@ class BesideTorch(Struct, frozen=True, kw_only=True):
 
 
 def steps(settings: Settings) -> int:
-    """How many times ``train_beside_torch`` will advance."""
+    """Return how many times ``train_beside_torch`` will advance."""
     return 1 + settings.repeats * len(RUNTIMES)
 
 
@@ -58,7 +58,7 @@ def train_beside_torch(
     *,
     advance: Callable[[], None] = lambda: None,
 ) -> BesideTorch:
-    """``settings`` say how often; the runtimes are always these three."""
+    """Time computing alone, torch's wrapper and ours in turn, as often as ``settings`` say."""
     torchs = merge(trace, find_planner("ddp")(trace, FREE), planner="ddp", collective="native")
     question = TrainingQuestion(
         trace=trace,

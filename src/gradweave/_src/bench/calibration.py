@@ -42,7 +42,7 @@ class CalibrationQuestion(Struct, frozen=True, kw_only=True):
 
 
 class CalibrationAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A size is done, or all of them; or the job was recorded."""
+    """What rank 0 answers: a size is done, or all of them are, or the job was recorded."""
 
     network: Network | None = None
     recorded: RecordedJob | None = None
@@ -58,7 +58,7 @@ def calibrate_cluster(
 def calibrate_for_job(
     cluster: Cluster, question: CalibrationQuestion, *, advance: Callable[[], None] = lambda: None
 ) -> tuple[Network, RecordedJob]:
-    """What messages cost idle and beside the question's job, and that job as recorded there."""
+    """Return the network, idle and beside the question's job, and the job as recorded there."""
     network, recorded = _answers(cluster, question, advance)
     assert recorded is not None
     return network, recorded

@@ -48,7 +48,7 @@ def in_default_group(
 def calibrated(
     question: CalibrationQuestion, group: dist.ProcessGroup, *, advance: Callable[[], None]
 ) -> Network | None:
-    """Every rank's share; rank 0 has the answer."""
+    """Take this rank's part in a calibration, and return the network on rank 0."""
     topology = node_topology(group, nodes_per_rack=question.nodes_per_rack)
     # Making a group takes a while.
     is_sharded = any(way.operation in OPERATIONS["both"] for way in question.ways)
@@ -127,7 +127,7 @@ def recorded(job: ReplayedJob, group: dist.ProcessGroup) -> RecordedJob:
 
 
 def _copy_s(gradients: Sequence[torch.Tensor]) -> float:
-    """Into a bucket and out of it, one after the other, as torch's reducer does; half of both."""
+    """Return the seconds to copy gradients into a bucket one by one: half of in and out again."""
     bucket = torch.zeros(sum(gradient.numel() for gradient in gradients))
     places = torch.split(bucket, [gradient.numel() for gradient in gradients])
     taken_s = []

@@ -17,7 +17,7 @@ class CheckupQuestion(Struct, frozen=True, kw_only=True):
 
 
 class CheckupAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something has been measured, or all of it."""
+    """What rank 0 answers: something has been measured, or all of it."""
 
     checkup: Checkup | None = None
 
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 def place_in(environment: Mapping[str, str]) -> Place:
-    """RequestError where the launcher has not said enough."""
+    """Return the place in the launcher's variables; RequestError where one is missing or wrong."""
     try:
         return Place(
             rank=int(environment["RANK"]),

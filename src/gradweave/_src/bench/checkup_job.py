@@ -1,6 +1,6 @@
 """What each rank of ``gradweave doctor`` runs: ``python -m …checkup_job FILE``.
 
-Not by torch's default group, for that comes about only where nothing is wrong. Ranks meet in a
+It does without torch's default group, which is made only where nothing is wrong. Ranks meet in a
 store; when all of them reach each other, gloo's group is made for what only it can tell.
 """
 
@@ -83,7 +83,7 @@ def check_up(
     question: CheckupQuestion,
     advance: Callable[[], None] = lambda: None,
 ) -> Checkup | None:
-    """With the ranks that come to the store, which must be a new one; rank 0 has the answer."""
+    """Check up the ranks that come to the store, a new one, and return the result on rank 0."""
     began_s = time.perf_counter()
     timeout_s = question.timeout_s
     board = StoreInTime(store, timeout_s=timeout_s)
@@ -112,7 +112,7 @@ def check_up(
 
 
 def meeting_store(environment: Mapping[str, str], timeout_s: float) -> Store:
-    """That of torchrun's agent, or one that rank 0 holds. It does not wait for others."""
+    """Return the store of torchrun's agent or one of rank 0's; nobody is waited for."""
     place = place_in(environment)
     of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = TCPStore(
@@ -193,7 +193,7 @@ class _FromGloo(Struct):
 
 
 def _asked_gloo(meeting: Meeting, store: Store, known: Survey, timeout_s: float) -> _FromGloo:
-    """Nothing but gloo's own messages: where one rank fails, all of them do."""
+    """Return what a group of gloo's tells; where a message fails on one rank, it fails on all."""
     own = _FromGloo()
     try:
         group = unlisted_gloo_group(
@@ -210,7 +210,7 @@ def _asked_gloo(meeting: Meeting, store: Store, known: Survey, timeout_s: float)
 
 
 def _all_reduces(communicator: Communicator, known: Survey) -> list[AllReduce]:
-    """One that takes long enough for what bursts let pass not to matter, and smaller ones."""
+    """Time ever larger all-reduces, until one takes too long for bursts to matter."""
 
     def timed(nbytes: int) -> AllReduce:
         (timing,) = time_collectives(
@@ -231,7 +231,7 @@ def _all_reduces(communicator: Communicator, known: Survey) -> list[AllReduce]:
 
 
 def _first_bytes(known: Survey, workers: int) -> int:
-    """As large as the slowest pair could carry for a ring; a ring may go round it."""
+    """Return the bytes that a ring over the slowest pair could reduce in ``ALL_REDUCE_S``."""
     together = [flow.bytes_per_s for flow in known.together.values()]
     alone = [speed.bytes_per_s for speed in known.alone.values()]
     ideal_bytes = min(together + alone) * ALL_REDUCE_S / bus_factor("all-reduce", workers)
@@ -255,7 +255,7 @@ def _who(facts: RankFacts) -> str:
 
 
 def _tell(line: str) -> None:
-    """Say it on this rank itself, for rank 0 knows only that it is missing."""
+    """Print a line on this rank itself, for rank 0 knows only that this one is missing."""
     sys.stderr.write(f"{line}\n")
 
 

@@ -85,7 +85,7 @@ class ConvergenceQuestion(Struct, frozen=True, kw_only=True):
 
 
 class ConvergenceAnswer(Struct, frozen=True, kw_only=True):
-    """An epoch of a training is over, or all of it."""
+    """What rank 0 answers: an epoch of a training is over, or all of it."""
 
     epoch: Epoch | None = None
     outcome: Outcome | None = None
@@ -99,7 +99,7 @@ def train_to_the_end(
     on_epoch: Callable[[Epoch], None],
     on_outcome: Callable[[Outcome], None],
 ) -> None:
-    """One after the other; each outcome is told at once, in another thread."""
+    """Run trainings one after the other; what comes of them is told at once, in another thread."""
 
     def take(text: str) -> None:
         answer = msgspec.json.decode(text, type=ConvergenceAnswer)

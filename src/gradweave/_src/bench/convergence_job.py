@@ -166,7 +166,11 @@ class Learner:
         )
 
     def _make_optimizer(self) -> torch.optim.SGD:
-        """Momentum makes steps 1 / (1 - momentum) times longer, those of weight decay too."""
+        """Return SGD without momentum where that is corrected before selection.
+
+        Momentum makes steps 1 / (1 - momentum) times longer, so weight decay is then that much
+        larger.
+        """
         training = self._training
         corrected = training.density is not None and training.momentum != "optimizer's"
         return torch.optim.SGD(
@@ -177,7 +181,7 @@ class Learner:
         )
 
     def epoch(self, number: int) -> float:
-        """The loss, as mean over steps and ranks."""
+        """Train for an epoch, and return the mean loss over its steps and all ranks."""
         self._wrapped.train()  # type: ignore[no-untyped-call]
         total = torch.zeros((), dtype=torch.float64)
         first = number * self.steps_per_epoch
@@ -200,7 +204,7 @@ class Learner:
 
     @torch.no_grad()
     def tested(self) -> tuple[float, float]:
-        """Loss and accuracy; each rank tests its share with rank 0's normalisation."""
+        """Return loss and accuracy on the test data, of which each rank takes a share."""
         for buffer in self.model.buffers():
             self._group.broadcast(buffer, 0).wait()
         self.model.eval()

@@ -37,7 +37,7 @@ def ask(
 
 
 def asked(kind: type[Question]) -> Question:
-    """What this rank was asked."""
+    """Return what this rank was asked."""
     return msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=kind)
 
 

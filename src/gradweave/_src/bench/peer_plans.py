@@ -51,23 +51,23 @@ class Peer(NamedTuple):
 
 
 def family(runtime: str) -> str:
-    """``torch-fp16-tuned`` is ``torch-fp16`` with another cap, ``powersgd:2`` a ``powersgd``."""
+    """Return the runtime's name without cap and argument: ``powersgd`` for ``powersgd:2``."""
     return parse_spec(runtime).name.removesuffix(SWEPT)
 
 
 def is_tuned(runtime: str) -> bool:
-    """Whether its bucket_cap_mb is found by trying."""
+    """Whether the runtime's bucket_cap_mb is found by trying."""
     name = parse_spec(runtime).name
     return name.endswith(SWEPT) and family(name) in TUNABLE
 
 
 def computes(runtime: str) -> bool:
-    """Whether ranks have to find out what they compute for each bucket before it is predicted."""
+    """Whether predicting the runtime needs a measurement of what ranks compute for each bucket."""
     return family(runtime) == POWER_SGD
 
 
 def find_peer(runtime: str) -> Peer | None:
-    """None where it is a runtime of ours; RequestError where its argument is wrong."""
+    """Return the peer, None for a runtime of ours; raise RequestError for a wrong argument."""
     spec = parse_spec(runtime)
     if spec.name.endswith(SWEPT) and not is_tuned(runtime):
         return None
@@ -76,7 +76,7 @@ def find_peer(runtime: str) -> Peer | None:
 
 
 def power_sgd_rank(runtime: str) -> int:
-    """``powersgd:2`` approximates matrices by others of rank 2."""
+    """Return 2 for ``powersgd:2``, which approximates matrices by others of rank 2."""
     argument = parse_spec(runtime).argument or ""
     is_short = argument.isascii() and argument.isdecimal() and len(argument) <= len("64")
     if not is_short or not 1 <= int(argument) <= LARGEST_RANK:
@@ -87,7 +87,7 @@ def power_sgd_rank(runtime: str) -> int:
 
 
 def _averaging(spec: Spec) -> Peer:
-    """Torch's wrapper, with or without a hook that rounds."""
+    """Describe torch's wrapper, with or without a hook that rounds."""
     refuse_argument(spec)
     compression = ROUNDED.get(family(spec.name))
 
@@ -120,7 +120,7 @@ def _zero(spec: Spec) -> Peer:
 
 
 def _fsdp2(spec: Spec) -> Peer:
-    """``fsdp2:single`` puts all parameters into one group."""
+    """Describe fully_shard, whose groups a planner merges: ``fsdp2:single`` has a single group."""
     planner = spec.argument or "ddp"
     find_planner(planner)
 
@@ -138,7 +138,7 @@ def _natively(job: Job, planner: str) -> Plan:
 
 
 def _beside_backward(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:
-    """Torch's wrapper copies gradients into its buckets, and out of them."""
+    """Predict torch's wrapper, which copies gradients into its buckets and out of them."""
     del computing_s
     return simulate(
         job.trace,
@@ -151,7 +151,7 @@ def _beside_backward(job: Job, plan: Plan, computing_s: Sequence[float]) -> Time
 
 
 def _then_broadcasts(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:
-    """ZeRO's ranks update their shares when all gradients are there, and send them to all."""
+    """Predict ZeRO, whose ranks update and broadcast their shares when all gradients are there."""
     averaged = _beside_backward(job, plan, computing_s)
     sent = _Sender(job, averaged.iteration_s)
     broadcasts = [sent.span("broadcast", share) for share in zero_shares(job.trace, job.workers)]
@@ -159,7 +159,7 @@ def _then_broadcasts(job: Job, plan: Plan, computing_s: Sequence[float]) -> Time
 
 
 def _low_ranks(rank: int, job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:
-    """Three messages for each bucket, each waited for: what stays whole, and both factors."""
+    """Predict PowerSGD, which sends three messages for each bucket and waits for each of them."""
     computed = simulate(job.trace, plan, job.network, workers=1)
     spans = list(computed.spans)
     sent = _Sender(job, job.trace.forward_s)
@@ -173,7 +173,7 @@ def _low_ranks(rank: int, job: Job, plan: Plan, computing_s: Sequence[float]) ->
 
 
 def low_rank_bytes(tensors: Sequence[Tensor], rank: int) -> tuple[int, int, int]:
-    """What torch's PowerSGD hook sends of a bucket: whole tensors, left and right factors."""
+    """Return the bytes that PowerSGD's hook sends of a bucket: whole tensors and both factors."""
     whole = left = right = 0
     for tensor in tensors:
         rows = tensor.elements if tensor.shape is None else tensor.shape[0]
@@ -188,9 +188,10 @@ def low_rank_bytes(tensors: Sequence[Tensor], rank: int) -> tuple[int, int, int]
 
 
 def zero_shares(trace: Trace, workers: int) -> list[list[Tensor]]:
-    """Which rank updates what, as ZeroRedundancyOptimizer divides it: the largest first.
+    """Return which tensors each rank updates, as ZeroRedundancyOptimizer divides them.
 
-    Each goes to the rank that has the least so far. Ranks that have nothing are left out.
+    The largest come first, and each goes to the rank that has the least so far. Ranks that have
+    nothing are left out.
     """
     shares: list[list[Tensor]] = [[] for _ in range(workers)]
     held = [0] * workers
@@ -202,10 +203,10 @@ def zero_shares(trace: Trace, workers: int) -> list[list[Tensor]]:
 
 
 def _one_by_one(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:
-    """On a host, fully_shard waits for each message, and nothing is computed meanwhile.
+    """Predict fully_shard on a host, which waits for each message and computes nothing meanwhile.
 
-    Each group is gathered before its forward and again before its backward, and scattered after
-    it. gloo's reduce-scatter is at least as dear as its all-reduce, and priced as one.
+    Each group is gathered before its forward and again before its backward, and scattered after it.
+    gloo's reduce-scatter is at least as dear as its all-reduce, and priced as one.
     """
     del computing_s
     groups = list(_groups(job.trace, plan.lengths))
@@ -244,7 +245,7 @@ class _Sender:
     def span(
         self, operation: Operation, tensors: Sequence[Tensor], *, nbytes: int | None = None
     ) -> Span:
-        """A message by itself; all of these tensors by default."""
+        """Return the span of a message that overlaps no other, by default of whole tensors."""
         network, workers = self._job.network, self._job.workers
         if nbytes is None:
             nbytes = sum(tensor.nbytes for tensor in tensors)
@@ -268,7 +269,7 @@ class _Sender:
         )
 
     def computing(self, lane: Lane, tensor: Tensor, seconds: float) -> list[Span]:
-        """None where it takes no time."""
+        """Return the span of computing for a tensor, or no span where it takes no time."""
         begin_s = self._now_s
         self._now_s += seconds
         if seconds == 0:

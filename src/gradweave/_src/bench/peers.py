@@ -96,7 +96,7 @@ def _rounding(hook: Hook) -> Runner:
 
 @contextmanager
 def _power_sgd(case: Case, trainee: Trainee) -> Iterator[Running]:
-    """Low-rank gradients are not the mean, but they are alike on all ranks."""
+    """Run PowerSGD, whose gradients are not the mean and need only be alike on all ranks."""
     with ThreadPoolExecutor(1) as thread:
         state = InTurn(_power_sgd_state(case, trainee.group), thread)
         with _wrapped(case, trainee, _Hooked(in_turn, state)) as run:
@@ -110,7 +110,7 @@ def _power_sgd(case: Case, trainee: Trainee) -> Iterator[Running]:
 
 
 def computing_s(case: Case, trainee: Trainee) -> list[float]:
-    """What PowerSGD computes for each bucket, on the slowest rank.
+    """Return the seconds that PowerSGD computes for each bucket, on the slowest rank.
 
     Each rank is by itself here, so no message takes any time, and all compute at once.
     """
@@ -183,7 +183,7 @@ def in_turn(
 
 @contextmanager
 def _zero(case: Case, trainee: Trainee) -> Iterator[Running]:
-    """Every rank updates a share of the parameters, and broadcasts it in one message."""
+    """Run ZeRO: every rank updates a share of the parameters, and broadcasts it in one message."""
     # It compiles what nobody needs here, which takes a second and warns.
     from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415
 
@@ -208,7 +208,7 @@ def _zero(case: Case, trainee: Trainee) -> Iterator[Running]:
                 recorder.done(began, parameters, nbytes, operation="broadcast")
 
         def is_correct() -> bool:
-            """Gradients have their mean, and what a rank writes comes to all."""
+            """Return whether gradients have their mean, and what a rank writes comes to all."""
             seen.expected = trainee.mean
             step()
             seen.expected = None
@@ -222,7 +222,7 @@ def _zero(case: Case, trainee: Trainee) -> Iterator[Running]:
 
 @contextmanager
 def _fsdp2(case: Case, trainee: Trainee) -> Iterator[Running]:
-    """Parameters are gathered for each pass of their group, and gradients scattered after it."""
+    """Run fully_shard: parameters are gathered for each pass, and gradients scattered after it."""
     recorder = trainee.recorder()
     model = trainee.model.in_groups(case.planned.lengths)
     mesh = DeviceMesh.from_group(trainee.group, "cpu")
@@ -245,7 +245,7 @@ def _fsdp2(case: Case, trainee: Trainee) -> Iterator[Running]:
         recorder.ready()
 
     def is_correct() -> bool:
-        """Shards of gradients have their mean, and what a rank writes into its shards is gathered.
+        """Return whether shards of gradients have their mean, and what ranks write is gathered.
 
         A rank that has no part of a small parameter has no part of its gradient.
         """

@@ -14,7 +14,7 @@ from gradweave._src.errors import CollectiveError
 
 @contextmanager
 def default_group() -> Iterator[dist.ProcessGroup]:
-    """The group that the environment describes, as torchrun sets it; one thread for each rank."""
+    """Make torch's default group as the environment describes it, with one thread for each rank."""
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo")
@@ -36,13 +36,13 @@ def _why_nobody_met(error: Exception) -> str:
 
 
 def node_numbers(group: dist.ProcessGroup) -> list[int]:
-    """The node of each rank, as the launcher numbers them."""
+    """Return the node of each rank, as the launcher numbers them."""
     node = os.environ.get("GROUP_RANK", "0")
     return [int(text) for text in gather_text(group, node)]
 
 
 def node_topology(group: dist.ProcessGroup, *, nodes_per_rack: int | None) -> Topology:
-    """Ranks by node, as the launcher numbers them, and nodes by rack where racks are known."""
+    """Group ranks by node, as the launcher numbers them, and nodes by rack if racks are known."""
     nodes = node_numbers(group)
     if nodes_per_rack is None:
         return topology_of(nodes)

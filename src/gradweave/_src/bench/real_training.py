@@ -23,7 +23,11 @@ from gradweave._src.trace import Trace
 
 
 class RealQuestion(Struct, frozen=True, kw_only=True):
-    """All runtimes take the same steps: as many as those need that plan by themselves."""
+    """What ranks are to train, and under which runtimes.
+
+    All runtimes take the same number of steps: as many as those need to settle that plan by
+    themselves.
+    """
 
     runtimes: tuple[str, ...]
     model: str  # a name of gradweave._src.workloads.models
@@ -46,7 +50,7 @@ class Besides(Struct, frozen=True, kw_only=True):
 
 
 class RealAnswer(Struct, frozen=True, kw_only=True):
-    """A step was taken, or one runtime's training is over, or all are."""
+    """What rank 0 answers: a step was taken, or one runtime's training is over, or all are."""
 
     series: LossSeries | None = None
     correct: bool = True  # weights are alike on all ranks
@@ -54,7 +58,7 @@ class RealAnswer(Struct, frozen=True, kw_only=True):
 
 
 class RealTraining(Struct, frozen=True, kw_only=True):
-    """This is what came of a question."""
+    """The outcome of a real training under all its runtimes."""
 
     series: dict[str, LossSeries]  # losses, as means over the ranks, by runtime
     wrong: frozenset[str]  # runtimes under which weights became different
@@ -86,7 +90,7 @@ def steps_s(series: LossSeries) -> list[float]:
 
 
 def settled_s(series: LossSeries) -> float:
-    """What a step takes when planning is over; where nobody plans, after a few."""
+    """Return what a step takes when planning is over, or after a few steps where nobody plans."""
     begin = next((one.step for one in series.phases if one.stage == SETTLED), FIRST_STEPS)
     return median(steps_s(series)[begin:] or steps_s(series))
 
@@ -94,7 +98,7 @@ def settled_s(series: LossSeries) -> float:
 def write_run(
     folder: RunFolder, cluster: Cluster, training: RealTraining, besides: Besides, *, command: str
 ) -> list[Result]:
-    """Torch's wrapper and ours as one run, priced by what ours has learnt while it trained."""
+    """Write torch's wrapper and ours as one run, priced by what ours learnt while it trained."""
     predictions = {OURS: besides.found, TORCH: _torchs(besides, cluster.spec.world_size)}
     folder.begin(besides.trace, besides.network)
     for prediction in predictions.values():

@@ -169,7 +169,7 @@ def _is_alike(model: nn.Module, group: dist.ProcessGroup) -> bool:
 def besides(
     found: Findings, question: RealQuestion, group: dist.ProcessGroup, data: Data
 ) -> Besides | None:
-    """What a folder holds besides losses; None where there is no plan to tell of."""
+    """Return what a run's folder holds besides losses; None where there is no plan to tell of."""
     trace, network, plan, predicted = found.trace, found.network, found.plan, found.predicted
     if trace is None or network is None or plan is None or predicted is None:
         return None
@@ -186,7 +186,7 @@ def besides(
 
 
 def computing_s(question: RealQuestion, group: dist.ProcessGroup, data: Data) -> float:
-    """What a step takes without any messages, on the slowest rank, while all compute."""
+    """Return what a step takes without any messages, on the slowest rank, while all compute."""
     taken_s = []
     with training(COMPUTE, question, group) as trained:
         for step in range(WARMUP_STEPS + COMPUTED_STEPS):

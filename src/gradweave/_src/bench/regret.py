@@ -30,13 +30,13 @@ STRETCH_STEPS = 20
 
 
 class ReplayedWork(Struct, frozen=True, kw_only=True, tag="replayed"):
-    """No optimizer: an accelerator takes no time for it, and these cores would."""
+    """A replayed trace without optimizer: accelerators take no time for it, these cores would."""
 
     trace: Trace
 
 
 class RealWork(Struct, frozen=True, kw_only=True, tag="real"):
-    """Real images and a real optimizer, SGD with momentum."""
+    """A real model, trained on real images by SGD with momentum."""
 
     model: str  # a name of gradweave._src.workloads.models
     batch_size: int  # of each worker
@@ -80,7 +80,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     @property
     def planning_steps(self) -> int | None:
-        """How many came before it settled for good, all where it did not; None: nobody plans."""
+        """The steps before it settled for good, or all if it did not; None where nobody plans."""
         if not self.stages:
             return None
         last = self.stages[-1]
@@ -88,33 +88,33 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     @property
     def settled_s(self) -> float | None:
-        """What a step takes when planning is over; None where there was none."""
+        """The median step after planning was over; None where no step came after that."""
         unsettled = FIRST_STEPS if self.planning_steps is None else self.planning_steps
         settled_s = self.steps_s[unsettled:]
         return median(settled_s) if settled_s else None
 
     @property
     def regret_steps(self) -> float | None:
-        """Its time minus that of as many settled steps, in units of such steps."""
+        """How many settled steps more would have fitted into the time that all steps took."""
         settled_s = self.settled_s
         return None if settled_s is None else self.total_s / settled_s - self.steps
 
 
 def break_even_step(ours: Turn, torchs: Turn) -> int | None:
-    """The first step, after a few, at whose end ours has taken less time in all."""
+    """Return the first step, after a few, at whose end ours has taken less time in all."""
     pairs = zip(ours.step_ends_s, torchs.step_ends_s, strict=True)
     ahead = (step for step, (our_s, their_s) in enumerate(pairs, start=1) if our_s < their_s)
     return next((step for step in ahead if step > FIRST_STEPS), None)
 
 
 def ratio_of_first(ours: Turn, torchs: Turn, *, steps: int) -> float:
-    """Ours over torch's, for the time of that many steps or of all where there are fewer."""
+    """Return our time over torch's for the first ``steps``, or for all where there are fewer."""
     last = min(steps, ours.steps) - 1
     return ours.step_ends_s[last] / torchs.step_ends_s[last]
 
 
 def worst_stretch(ours: Turn, torchs: Turn) -> float | None:
-    """The slowest steps in a row of which some plan, over as many of torch's median."""
+    """Return how slow our slowest stretch with planning in it is, over torch's median steps."""
     torch_s = torchs.settled_s
     begins = min(ours.planning_steps or 0, ours.steps - STRETCH_STEPS + 1)
     if torch_s is None or begins < 1:
@@ -127,7 +127,7 @@ def worst_stretch(ours: Turn, torchs: Turn) -> float | None:
 def train_in_turn(
     cluster: Cluster, question: RegretQuestion, *, on_turn: Callable[[Turn], None]
 ) -> None:
-    """``on_turn`` sees each turn as it ends, run after run, in another thread."""
+    """Train run after run; ``on_turn`` sees each turn as it ends, in another thread."""
 
     def take(text: str) -> None:
         on_turn(msgspec.json.decode(text, type=Turn))

@@ -54,7 +54,7 @@ class Work(Protocol):
 
 
 class Replayed:
-    """Gradients on rank r are P (r + 1), so that their mean is exact."""
+    """A replayed model whose gradients on rank r are P (r + 1), so that their mean is exact."""
 
     def __init__(self, trace: Trace, group: dist.ProcessGroup) -> None:
         self._trace, self._group = trace, group
@@ -131,7 +131,7 @@ def step_ends_s(
     *,
     after_step: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """Since a barrier, on the slowest rank, which is asked for when all have been taken."""
+    """Return when each step ended on the slowest rank, in seconds since a barrier."""
     ends_s = []
     group.barrier().wait()
     began_s = time.perf_counter()

@@ -30,7 +30,7 @@ class _UntilOver:
 
 @contextmanager
 def replaying(job: ReplayedJob) -> Iterator[Thread]:
-    """A thread passes backward through the job's model, again and again, for a block's length."""
+    """Have a thread replay the job's passes again and again for the length of a block."""
     over = Event()
     trace = job.trace.rescaled(forward_s=FORWARD_S) if job.trace.forward_s else job.trace
     model = Replay(trace, timer=_UntilOver(TIMERS[job.mode](), over))

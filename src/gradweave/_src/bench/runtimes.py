@@ -47,7 +47,7 @@ def _computing(case: Case, trainee: Trainee) -> Iterator[Running]:
 
 @contextmanager
 def _planned(case: Case, trainee: Trainee) -> Iterator[Running]:
-    """What a planner has planned."""
+    """Run a plan by our wrapper, or after backward where the plan does not overlap."""
     if not case.planned.overlap:
         yield _after_backward(case, trainee)
         return
@@ -69,7 +69,7 @@ def _after_backward(case: Case, trainee: Trainee) -> Running:
 
 
 def _average(plan: Plan, trainee: Trainee, recorder: SpanRecorder | None) -> None:
-    """One message per bucket; a bucket is one tensor here."""
+    """Average gradients by one message for each bucket, which is one tensor here."""
     parameters = {name: parameter for parameter, name in trainee.names.items()}
     works = []
     for bucket in plan.buckets:
@@ -129,7 +129,7 @@ def _sharded(case: Case, trainee: Trainee) -> Iterator[Running]:
         wrapped.gather()
 
     def is_correct() -> bool:
-        """Gradients have their mean, and what a rank writes into its shards comes to all."""
+        """Return whether gradients have their mean, and what ranks write to shards comes to all."""
         wrapped.synchronise()
         averaged = (is_filled(shard.grad, trainee.mean) for shard in wrapped.parameters())
         is_averaged = trainee.on_all(*averaged)
@@ -148,7 +148,7 @@ def _sharded(case: Case, trainee: Trainee) -> Iterator[Running]:
 
 @contextmanager
 def _looping(case: Case, trainee: Trainee) -> Iterator[Running]:
-    """Loops of papers note no timeline."""
+    """Run one of the papers' loops, which note no timeline."""
     named = bsp.find_loop(case.runtime)
     groups = iter(trainee.own_groups)
     options = {"make_group": groups.__next__} if named.name == "bsp-overlap" else {}
@@ -158,7 +158,7 @@ def _looping(case: Case, trainee: Trainee) -> Iterator[Running]:
     )
 
     def is_correct() -> bool:
-        """Whoever updates has seen the mean, and all have what it wrote."""
+        """Return whether whoever updates has seen the mean, and all have what it wrote."""
         seen.expected = trainee.mean
         step()
         loop.synchronise()

@@ -21,7 +21,7 @@ JOB = "gradweave._src.bench.stragglers_job"
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """One rank's phase takes longer by a share of itself; of its link, each byte does."""
+    """A phase of one rank, or each byte on its link, takes longer by this share."""
 
     rank: int
     phase: Phase
@@ -47,7 +47,7 @@ class Watched(Struct, frozen=True, kw_only=True):
 
     @property
     def is_right(self) -> bool:
-        """Whether the worst that was found is what was wrong, or nothing was where nothing was."""
+        """Whether the worst finding names the fault, or none was found where there is none."""
         if self.fault is None or not self.found:
             return self.fault is None and not self.found
         worst = self.found[0]
@@ -62,12 +62,12 @@ class Healed(Struct, frozen=True, kw_only=True):
 
     @property
     def prediction_error(self) -> float:
-        """Of what a step was said to take without the fault, as a share of what it takes."""
+        """How far the predicted step without the fault is off, as a share of the step it takes."""
         return self.watched.found[0].step_without_s / self.step_s - 1
 
 
 def healed(cases: Sequence[Watched]) -> list[Healed]:
-    """Every case that is right, if both of its neighbours are without a fault."""
+    """Return each fault that was found, with the mean step of neighbours that have no fault."""
     return [
         Healed(watched=case, step_s=(before.step_s + after.step_s) / 2)
         for before, case, after in zip(cases, cases[1:], cases[2:], strict=False)

@@ -28,7 +28,7 @@ class Stretched:
         self._since_s = self._reading_s = time.perf_counter()
 
     def take(self, times: float) -> None:
-        """From now on everything takes so many times as long as it should."""
+        """Let everything take so many times as long as it should, from now on."""
         now_s = time.perf_counter()
         self._reading_s += (now_s - self._since_s) / self._times
         self._since_s, self._times = now_s, times
@@ -76,7 +76,7 @@ def _times(fault: Fault | None, phase: Phase) -> float:
 
 
 def settle(training: Training, group: dist.ProcessGroup) -> None:
-    """All ranks take the same number of steps, until the last of them has settled."""
+    """Take the same number of steps on all ranks, until the last of them has settled."""
     is_open = 1.0
     while is_open:
         training.steps_s(5, None)

@@ -46,7 +46,7 @@ class Trainee:
         return SpanRecorder(self.names)
 
     def timelines(self, recorder: SpanRecorder) -> list[Timeline]:
-        """What all ranks' recorders have seen. Call it on every rank."""
+        """Return what all ranks' recorders have seen. Call it on every rank."""
         return aligned_timelines(recorder, self.group, self.clock_offset_s)
 
     @property
@@ -54,7 +54,7 @@ class Trainee:
         return self.group.size() * (self.group.size() + 1) / 2
 
     def gradients_are(self, expected: float, *, within: float = 0.0) -> bool:
-        """Whether gradients are these on all ranks, up to this share."""
+        """Whether all gradients are ``expected`` on all ranks, up to the share ``within``."""
         parameters = self.model.parameters()
         return self.on_all(*(is_filled(p.grad, expected, within=within) for p in parameters))
 
@@ -90,7 +90,7 @@ class Running(NamedTuple):
 
 
 class Seen(torch.optim.Optimizer):
-    """Updates nothing; when it is asked to, looks at gradients and writes what is expected."""
+    """An optimizer without updates; it checks gradients and writes what is expected when asked."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         super().__init__(parameters, {})

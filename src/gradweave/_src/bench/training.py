@@ -87,7 +87,7 @@ class Case(Struct, frozen=True, kw_only=True):
 
     @property
     def planned(self) -> Plan:
-        """The plan, where it is known to have one."""
+        """The plan of a case that is known to have one."""
         assert self.plan is not None
         return self.plan
 
@@ -103,10 +103,11 @@ class TrainingQuestion(Struct, frozen=True, kw_only=True):
 
 
 class TrainingAnswer(Struct, frozen=True, kw_only=True):
-    """What one case took in one repeat, on the slowest rank; or its timelines on all ranks.
+    """What ranks answer about one case: several answers, each with some of the fields.
 
-    Or, before it is timed, the plan it has found and what that is expected to do, or what its
-    ranks compute for each bucket.
+    Before it is timed, this is the plan it has found and what that is expected to do, or what ranks
+    compute for each bucket. Then it is what the slowest rank took in one repeat, and in the end the
+    timelines of all ranks.
     """
 
     runtime: str
@@ -141,7 +142,7 @@ AskRanks = Callable[[TrainingQuestion, Callable[[TrainingAnswer], None]], None]
 
 
 def runtime_names() -> list[str]:
-    """All that there are; most of them take an argument behind a colon."""
+    """Return the names of all runtimes; most of them take an argument behind a colon."""
     tuned = [f"{name}{SWEPT}" for name in TUNABLE]
     ours = [OURS, SHARDED, ROUNDED, *LOOPS, *ROUNDING_NAMES, *EXCHANGE_NAMES, *PLANNERS]
     return [*PEERS, *tuned, *ours]
@@ -186,7 +187,7 @@ def _check_collective(runtime: str) -> None:
 
 
 def finds_its_plan(runtime: str) -> bool:
-    """``gradweave``, and with what it may change behind a colon: ``gradweave:rounded``."""
+    """Whether it is ``gradweave``, perhaps with what it may change: ``gradweave:rounded``."""
     return parse_spec(runtime).name == OURS
 
 
@@ -195,7 +196,7 @@ def precision_of(runtime: str) -> str:
 
 
 def with_collectives(runtimes: Sequence[str], collectives: Sequence[str]) -> tuple[str, ...]:
-    """The planners among them also by each of these collectives."""
+    """Return the runtimes, and the planners among them once more by each of these collectives."""
     by = (
         f"{name}{BY}{collective}"
         for name in runtimes
@@ -206,7 +207,7 @@ def with_collectives(runtimes: Sequence[str], collectives: Sequence[str]) -> tup
 
 
 def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
-    """What a calibration has to time, so that all of these can be predicted."""
+    """Return what a calibration has to time, so that all of these runtimes can be predicted."""
     found = [NATIVE]
     for name in runtimes:
         if BY in name:
@@ -225,7 +226,7 @@ def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
 
 
 def needs_slow_ways(runtimes: Sequence[str]) -> bool:
-    """Whoever names a collective wants its price, also where nobody would choose it."""
+    """Whether a runtime names a collective: its price is wanted though nobody would choose it."""
     return any(BY in name for name in runtimes)
 
 
@@ -264,7 +265,7 @@ def train_on_cluster(
 
 
 def on_cluster(cluster: Cluster) -> AskRanks:
-    """Ask the ranks of an emulated cluster."""
+    """Return a function that asks the ranks of an emulated cluster."""
 
     def ask_ranks(question: TrainingQuestion, take: Callable[[TrainingAnswer], None]) -> None:
         def decode(text: str) -> None:
@@ -288,10 +289,11 @@ def train(
     found: Sequence[Prediction] = (),
     recorded: RecordedJob | None = None,
 ) -> list[Result]:
-    """What is expected is in the folder before the runtimes run, what was measured afterwards.
+    """Train under all runtimes, and write what is predicted and what is measured to the folder.
 
-    Runtimes that find their plan need not do so again where it was ``found`` before. Where the
-    replayed trace was ``recorded`` where it will run, plans and predictions go by that.
+    Predictions are in the folder before the runtimes run. Runtimes that find their plan need not do
+    so again where it was ``found`` before. Where the replayed trace was ``recorded`` where it will
+    run, plans and predictions go by that.
     """
     job = Job(trace, network, place.workers)
     if recorded is not None:
@@ -346,7 +348,7 @@ def _following(case: Case, found: Prediction | None) -> Case:
 
 
 def steps(trace: Trace, settings: Settings, found: Sequence[Prediction] = ()) -> int:
-    """How many times ``train`` will advance."""
+    """Return how many times ``train`` will advance."""
     caps = swept_caps_mb(trace.nbytes.sum())
     swept = len(caps) * SWEEP_REPEATS * sum(map(is_tuned, settings.runtimes))
     asked = sum(finds_its_plan(name) or computes(name) for name in settings.runtimes) - len(found)
@@ -361,7 +363,7 @@ SWEEP_ITERATIONS = 3
 def _best_cap_mb(
     runtime: str, ask_ranks: AskRanks, job: Job, settings: Settings, advance: Callable[[], None]
 ) -> float:
-    """Of those that a patient user would try, the one with which this runtime is the fastest."""
+    """Return the cap, of those that a patient user would try, with which a runtime is fastest."""
     cases = [
         replace(_case(runtime, job, cap), runtime=f"{runtime}:{cap}")
         for cap in swept_caps_mb(job.trace.nbytes.sum())
@@ -375,7 +377,7 @@ def _best_cap_mb(
 
 
 def swept_caps_mb(nbytes: float) -> list[float]:
-    """Up to the first that takes all of a model's gradients."""
+    """Return the caps to try, up to the first that takes all of a model's gradients."""
     smaller = [cap for cap in SWEPT_MB if cap < nbytes / MIB]
     return list(SWEPT_MB[: len(smaller) + 1])
 
@@ -410,7 +412,7 @@ def plan_of(runtime: str, job: Job) -> Plan:
 
 
 def _plan_by(runtime: str, job: Job) -> Plan:
-    """By a collective that is named, or each message by the cheapest that was measured."""
+    """Plan for the collective that is named, or for the cheapest measured one for each message."""
     planner, _, collective = runtime.partition(BY)
     if collective == ANY:
         measured = tuple(Travel(name) for name in job.network.collectives)
@@ -421,13 +423,13 @@ def _plan_by(runtime: str, job: Job) -> Plan:
 
 
 def _rounded_ways(runtime: str) -> tuple[Travel, ...]:
-    """What its messages may be rounded to; nothing where the runtime rounds nothing."""
+    """Return the rounded ways that a runtime's messages may take; empty where it rounds nothing."""
     names = ROUNDED_TO if runtime == ROUNDED else [n for n in ROUNDING_NAMES if n == runtime]
     return tuple(Travel(FOR_ROUNDED, Compression(method=name)) for name in names)
 
 
 def _planner(runtime: str) -> str:
-    """``timeline:wfbp`` and ``sharded:wfbp`` are planned by ``wfbp``."""
+    """Return the planner of a runtime: ``wfbp`` for ``timeline:wfbp`` and ``sharded:wfbp``."""
     name, argument = parse_spec(runtime)
     if name in {NOTING, SHARDED}:
         return argument or "optimal"
@@ -472,7 +474,7 @@ def ask_for_times(
     advance: Callable[[], None],
     learn: Callable[[TrainingAnswer], None] = lambda _: None,
 ) -> list[TrainingAnswer]:
-    """``learn`` sees each answer as it comes, in another thread."""
+    """Return all answers of the ranks; ``learn`` sees each as it comes, in another thread."""
     answers: list[TrainingAnswer] = []
 
     def take(answer: TrainingAnswer) -> None:

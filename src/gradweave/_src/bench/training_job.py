@@ -35,7 +35,7 @@ TIMELINE_ITERATIONS = 5
 
 
 def found_by_itself(runtime: str, trainee: Trainee) -> TrainingAnswer:
-    """What our wrapper settles on, what it then expects, and what it says about that."""
+    """Return the plan that our wrapper settles on, what it expects, and how it explains that."""
     ddp = DistributedDataParallel(
         trainee.model,
         process_group=trainee.group,
@@ -70,7 +70,7 @@ def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingA
 
 
 def timelines(case: Case, trainee: Trainee, question: TrainingQuestion) -> list[Timeline]:
-    """Of all ranks, in the iteration that took rank 0 the median time; of some runtimes none."""
+    """Return all ranks' timelines of rank 0's median iteration; empty where none are noted."""
     found = []
     with running(replace(case, noting=True), trainee) as run:
         for number in range(question.warmup + TIMELINE_ITERATIONS):

@@ -61,13 +61,13 @@ class Ranks:
 
 
 def in_default_group(lead: Callable[[Ranks], Found]) -> Found | None:
-    """What ``lead`` returns on rank 0; the other ranks do what it asks of them."""
+    """Return on rank 0 what ``lead`` returns; the other ranks do what it asks of them."""
     with default_group() as group:
         return led(group, lead)
 
 
 def led(group: dist.ProcessGroup, lead: Callable[[Ranks], Found]) -> Found | None:
-    """The same in another group, whose messages all ranks send at once, too."""
+    """Do the same as ``in_default_group`` in a given group, which nothing else uses meanwhile."""
     place = _place(group)
     if group.rank() != 0:
         _follow(group)
@@ -89,14 +89,14 @@ def _follow(group: dist.ProcessGroup) -> None:
 
 
 def _hear(group: dist.ProcessGroup, asked: Asked | None = None) -> Asked:
-    """What rank 0 asks; only rank 0 has something to say."""
+    """Return what rank 0 asks; the other ranks give nothing for ``asked``."""
     text = "" if asked is None else msgspec.json.encode(asked).decode()
     heard = broadcast_text(group, text)
     return msgspec.json.decode(heard, type=Asked)
 
 
 def _place(group: dist.ProcessGroup) -> Place:
-    """Nodes as the launcher numbers them; the fullest of them counts."""
+    """Describe the nodes as the launcher numbers them, each taken to be as full as the fullest."""
     ranks_of = Counter(node_numbers(group))
     return Place(
         nodes=len(ranks_of),

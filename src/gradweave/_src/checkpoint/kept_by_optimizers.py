@@ -45,7 +45,7 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
 def kept_for(optimizer: Optimizer) -> Mapping[nn.Parameter, Kept]:
     """Return what is kept for each parameter, or what will be after its first step.
 
-    For one that is frozen and has nothing, nothing: it may be most of a model.
+    Parameters that are frozen and have nothing are left out: they may be most of a model.
     """
     every = [p for p in parameters_of(optimizer) if p.requires_grad or has_state(optimizer, p)]
     found = {p: optimizer.state[p] for p in every if has_state(optimizer, p)}

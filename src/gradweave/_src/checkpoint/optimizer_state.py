@@ -65,7 +65,7 @@ def _what_is_kept(
     names: Mapping[nn.Parameter, str],
     kept: Mapping[str, Mapping[str, Any]],
 ) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
-    """By parameter: under which keys something is kept, and whether there is anything yet.
+    """Return for each parameter the keys of what is kept, and whether there is anything yet.
 
     Loading zeros is not always the same as beginning with nothing.
     """
@@ -101,7 +101,7 @@ def check_optimizer_state(
 
 
 def _whole(value: Any, owned: OwnedPart | None) -> Any:
-    """What torch.distributed.checkpoint takes for the whole, of which this rank has a part."""
+    """Return a value as torch.distributed.checkpoint saves it: as this rank's part of the whole."""
     if owned is None or not is_of_elements(value):
         return value
     if not owned.shape.numel():

@@ -21,7 +21,7 @@ from gradweave._src.errors import RequestError
 
 
 class PartOfTensor(torch.Tensor):
-    """Has the shape of the whole, one element of memory, and this rank's elements in ``own``."""
+    """A tensor with the shape of the whole that holds only this rank's elements, in ``own``."""
 
     own: torch.Tensor  # flat
     boxes: tuple[Box, ...]

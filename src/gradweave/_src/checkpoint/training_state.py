@@ -1,8 +1,9 @@
 """A training as torch.distributed.checkpoint saves and loads it, whole.
 
-That takes plain tensors for the same on all ranks, fills templates and ignores what they have no
-place for. So every part of a state says what it has (shards are parts of tensors, residuals rows),
-has a place for everything before the first step, and is compared with what was saved.
+torch.distributed.checkpoint expects plain tensors to be the same on all ranks, fills templates and
+ignores what they have no place for. So every part of a state says what it has (shards are parts of
+tensors, residuals rows), has a place for everything before the first step, and is compared with
+what was saved.
 """
 
 import logging
@@ -194,7 +195,7 @@ class TrainingState:
             check_optimizer_state(optimizer, self._names, state["optimizers"][str(number)])
 
     def _tensors(self) -> tuple[tuple[str, str], ...]:
-        """By name, what a state dict of the model has, in words."""
+        """Return the names of the model's tensors, each with its type and shape in words."""
         return tuple(
             (_name(key), f"{value.dtype} of {tuple(value.shape)}")
             for key, value in self._model.state_dict().items()

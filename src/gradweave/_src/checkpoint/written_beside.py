@@ -22,7 +22,7 @@ DATA_FILE = re.compile(r"__\d+_([0-9a-f]{8}_)?\d+\.distcp")
 
 
 class WrittenBeside(FileSystemWriter):
-    """Give it to one ``save``, on every rank."""
+    """A writer for one ``save`` on every rank, whose files have names of that save's own."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__(folder)
@@ -34,12 +34,12 @@ class WrittenBeside(FileSystemWriter):
             return super().prepare_local_plan(plan)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Rank 0, for all: their files have a name of this save's."""
+        """Give the files of all ranks names with a token of this save; called on rank 0."""
         token = secrets.token_hex(4)
         return [_named(plan, token) for plan in super().prepare_global_plan(plans)]
 
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
-        """Rank 0, when all have written: the new one holds from here on."""
+        """Write the metadata, then remove files that it does not name; called on rank 0."""
         super().finish(metadata, results)
         needed = {stored.relative_path for stored in metadata.storage_data.values()}
         for path in Path(self.path).iterdir():
@@ -49,7 +49,7 @@ class WrittenBeside(FileSystemWriter):
 
 
 class _MovingOnly(FileSystem):
-    """What is moved takes the place of what is there, so nothing has to be removed before."""
+    """A file system that removes nothing: what is moved takes the place of what was there."""
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
         pass

@@ -66,7 +66,7 @@ SCRIPTS_OWN = {"run"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when done, 2 for a user's mistake; a verb that runs a command returns that command's."""
+    """Return the exit code: 0 when done, 2 for a user's mistake, or that of a command it ran."""
     make_writable()
     given = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()

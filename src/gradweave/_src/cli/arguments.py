@@ -19,7 +19,7 @@ from gradweave._src.vocabulary import Operation, Passes, alternatives, parse_dur
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None:
-    """Each may be a list: all combinations are meant."""
+    """Add the options that describe jobs; each may be a list, and all combinations are meant."""
     jobs = _add_jobs(parser)
     jobs.add_argument(
         "--planner",
@@ -56,7 +56,7 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, planners: str) -> None
 
 
 def add_models_on_networks(parser: argparse.ArgumentParser) -> None:
-    """Which models on which networks, for verbs that find the plans by themselves."""
+    """Add the options for models and networks, for verbs that find the plans by themselves."""
     _add_jobs(parser)
     _add_changes(parser)
 
@@ -88,7 +88,7 @@ def _add_jobs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which models, for verbs that need no network."""
+    """Add the options for models, for verbs that need no network."""
     jobs = parser.add_argument_group("models", "several names are separated by commas")
     _add_trace(jobs)
     _add_changes(parser)

@@ -1,4 +1,4 @@
-"""Bars for people, as long as what they stand for."""
+"""Horizontal bars in a terminal, as long as what they stand for."""
 
 import sys
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Bar(NamedTuple):
 
 
 def print_bars(bars: Sequence[Bar]) -> None:
-    """Widths are in the ratio of the lengths."""
+    """Print bars whose widths are in the ratio of their lengths."""
     longest = max(bar.length for bar in bars)
     table = Table.grid(padding=(0, 1))
     for bar in bars:

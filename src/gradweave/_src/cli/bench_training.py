@@ -219,7 +219,7 @@ def _network(
     name: str,
     rack_nodes: int | None,
 ) -> Network:
-    """What was calibrated, as the runtimes will find it: a host that waits leaves cores idle."""
+    """Return the network, given or calibrated; with prices of idle cores where the host waits."""
     if options.network is not None:
         network = load_network(options.network)
     else:

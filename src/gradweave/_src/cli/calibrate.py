@@ -109,7 +109,7 @@ def cluster_name(spec: ClusterSpec) -> str:
 
 
 def note_bad_fits(network: Network) -> None:
-    """One line on stderr for each collective that no line describes."""
+    """Print one line on stderr for each collective whose costs no straight line describes."""
     for entry in network.costs:
         worst = _fit(entry).worst_residual
         if worst > WORST_RESIDUAL:

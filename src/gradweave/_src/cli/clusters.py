@@ -22,7 +22,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_link_arguments(where: argparse._ActionsContainer) -> None:
-    """What the nodes hold, and how they are linked."""
+    """Add the options for what nodes hold, and how they are linked."""
     where.add_argument(
         "--ranks-per-node",
         type=_count,
@@ -63,7 +63,7 @@ def add_link_arguments(where: argparse._ActionsContainer) -> None:
 
 
 def asked_to_measure(options: argparse.Namespace, nodes: int) -> ClusterSpec:
-    """A cluster on which there is something to measure; RequestError where there is not."""
+    """Return the cluster that was asked for; RequestError where its one rank sends nothing."""
     spec = asked_cluster(options, nodes)
     if spec.world_size == 1:
         raise RequestError("one rank sends no messages; give --nodes 2 or more")
@@ -88,7 +88,7 @@ def nodes_per_rack(options: argparse.Namespace, nodes: int) -> int | None:
 
 
 def check_under_torchrun(options: argparse.Namespace) -> None:
-    """That there is a group to measure in, and no option that only an emulated cluster knows."""
+    """Raise RequestError without a group to measure in, or for options of emulated clusters."""
     if "RANK" not in os.environ:
         raise RequestError("--nodes is missing; give it, or start this by torchrun -m gradweave")
     if os.environ.get("WORLD_SIZE") == "1":

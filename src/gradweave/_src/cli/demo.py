@@ -74,7 +74,7 @@ REAL = RealQuestion(
     for_folder=True,
 )
 
-# Of what is printed.
+# Width and indentation of what is printed.
 WIDTH = 80
 INDENT = "   "
 
@@ -189,7 +189,7 @@ def _print(text: str) -> None:
 
 
 def _has_no_lab(say: Say) -> bool:
-    """Where namespaces are forbidden workers talk over loopback, which is not shaped."""
+    """Say so and return True where no network can be emulated, so that workers use loopback."""
     try:
         with Cluster(SPEC):
             return False
@@ -266,7 +266,7 @@ def summed_up(real: RealTraining) -> Training:
 
 
 def _phases(torchs: LossSeries, ours: LossSeries) -> list[Phase]:
-    """By what our wrapper did; the first few steps, in which nobody is up to speed, left out."""
+    """Return the training by phases of our planning, without the first steps, which are slower."""
     begins = [
         max(begin.step, FIRST_STEPS if place == 0 else 0) for place, begin in enumerate(ours.phases)
     ]
@@ -389,7 +389,7 @@ def _meaning(runtime: str) -> str:
 
 
 def close_or_not(optimal: Result, mgwfbp: Result) -> str:
-    """Why the exact planner and the papers' rule are equally fast, or are not."""
+    """Say why the exact planner and the papers' rule are equally fast, or are not."""
     noise = max(max(row.repeats_s) / min(row.repeats_s) - 1 for row in (optimal, mgwfbp))
     assert mgwfbp.predicted_s is not None
     assert optimal.predicted_s is not None
@@ -430,5 +430,5 @@ def _report(folder: Path) -> Path:
 
 
 def _real_folder(folder: Path) -> list[Path]:
-    """None where the wrapper found no plan, so that there is nothing to draw."""
+    """Return a list of the real training's folder, empty where the wrapper found no plan."""
     return [path for path in (folder / REAL.model,) if path.is_dir()]

@@ -11,7 +11,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Told(BaseException):
-    """A signal has told this process to end; blocks are left as after Ctrl-C."""
+    """Raised when a signal has told this process to end; blocks are left as after Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -20,11 +20,11 @@ class Told(BaseException):
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """For the length of a block, these signals leave it by an exception, and then end the process.
+    """Have signals that end the process leave the block by an exception first.
 
     So temporary folders and clusters are gone, and whoever waits for this process still sees the
-    signal that ended it. A second one ends it at once. Not in ranks of torchrun: Python cannot
-    raise anything while it waits for a message, and torchrun would wait for that.
+    signal that ended it. A second signal ends it at once. Ranks of torchrun are left out: Python
+    cannot raise anything while it waits for a message, and torchrun would wait for that.
     """
     if "RANK" in os.environ or current_thread() is not main_thread():
         yield

@@ -37,7 +37,7 @@ class Column(NamedTuple):
 
     @property
     def least(self) -> int:
-        """Below this a number would be cut, and a name or a text would be hard to read."""
+        """The width below which a number would be cut, or a name or text hard to read."""
         most = {"number": self._cells, "name": LEAST_NAME, "text": LEAST_TEXT}[self.kind]
         return max(self._header, min(self._cells, most))
 
@@ -69,7 +69,7 @@ class Fitted(NamedTuple):
 
 
 def fit(columns: Sequence[Column], width: int) -> Fitted:
-    """What to draw where there is so much space: usually one table."""
+    """Return the tables to draw in a terminal of this width: usually one."""
     if drawn_width(column.widest for column in columns) <= width:
         return Fitted({}, [_placed(columns, width)])
     same = _same(columns)
@@ -80,7 +80,7 @@ def fit(columns: Sequence[Column], width: int) -> Fitted:
 
 
 def shortened(name: str, width: int) -> str:
-    """Without its middle, where it is too long: names begin and end with what tells them apart."""
+    """Return a name without its middle where it is too long: beginning and end tell names apart."""
     if cell_len(name) <= width:
         return name
     left, right = len(name) // 2, len(name) // 2
@@ -93,7 +93,7 @@ def shortened(name: str, width: int) -> str:
 
 
 def _same(columns: Sequence[Column]) -> dict[str, str]:
-    """What is the same in all of several rows; not of all columns, for a table needs one."""
+    """Return columns that are the same in all of several rows, but never all of them."""
     found = {
         column.name: column.cells[0]
         for column in columns
@@ -103,7 +103,7 @@ def _same(columns: Sequence[Column]) -> dict[str, str]:
 
 
 def _placed(columns: Sequence[Column], width: int) -> list[Placed]:
-    """Each as wide as there is space for; first headers give way, then texts, then names."""
+    """Return columns with widths that fit; first headers give way, then texts, then names."""
     widths = {column.name: column.widest for column in columns}
     for kinds, narrowest in _WAYS_TO_GIVE:
         giving = [column for column in columns if column.kind in kinds]
@@ -119,7 +119,7 @@ _WAYS_TO_GIVE: Sequence[tuple[Sequence[Kind], Callable[[Column], int]]] = (
 
 
 def _narrow(widths: dict[str, int], narrowest: Mapping[str, int], width: int) -> None:
-    """Take from whichever of these is the widest, until all fit or none has anything to give."""
+    """Make the widest of these columns narrower until all fit or none has anything to give."""
     while drawn_width(widths.values()) > width:
         giving = [name for name, least in narrowest.items() if widths[name] > least]
         if not giving:
@@ -128,7 +128,7 @@ def _narrow(widths: dict[str, int], narrowest: Mapping[str, int], width: int) ->
 
 
 def _parts(columns: Sequence[Column], width: int) -> list[list[Column]]:
-    """Several tables, each of which begins with what tells the rows apart."""
+    """Divide columns into several tables, each of which begins with what tells the rows apart."""
     keys = _keys(columns)
     parts: list[list[Column]] = []
     for column in columns:
@@ -141,7 +141,7 @@ def _parts(columns: Sequence[Column], width: int) -> list[list[Column]]:
 
 
 def _keys(columns: Sequence[Column]) -> list[Column]:
-    """The first columns, as many as it takes until no two rows are the same."""
+    """Return the first columns, as many as it takes until no two rows are the same."""
     rows = len(columns[0].cells)
     for count in range(1, len(columns)):
         first = columns[:count]

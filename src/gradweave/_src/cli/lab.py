@@ -19,7 +19,7 @@ from gradweave._src.cli.arguments import whole_number
 from gradweave._src.cli.clusters import add_link_arguments, asked_cluster
 from gradweave._src.cli.tables import print_note
 
-# For a `python` to say whether it has this package.
+# A `python` has so long to say whether it has this package.
 ASKED_WITHIN_S = 10.0
 
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _note_other_python(command: Sequence[str]) -> None:
-    """One line on stderr where `python` is not the one that this runs in, and has no gradweave."""
+    """Print a note where the command's `python` is another one than ours, and has no gradweave."""
     if not command or not re.fullmatch(r"python[\d.]*", command[0]):
         return
     found = shutil.which(command[0])

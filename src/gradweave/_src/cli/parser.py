@@ -13,7 +13,7 @@ Parsed = TypeVar("Parsed")
 
 
 class Parser(argparse.ArgumentParser):
-    """Options are written out, and verbs are modules with ``add_arguments`` and ``run``."""
+    """A parser of options that are written out, whose verbs are modules."""
 
     def __init__(self, **settings: Any) -> None:
         self.passes_on_rest = False  # to another program, whose options are its own
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         return super().add_argument(*names, **settings)
 
     def add_verbs(self, modules: Mapping[str, ModuleType], *, dest: str, noun: str) -> None:
-        """One for each module, whose docstring is its help: the first line, and then the rest."""
+        """Add a verb for each module, whose docstring is its help; the first line sums it up."""
         self.noun = noun
         verbs = self.add_subparsers(
             title=f"{noun}s", dest=dest, required=True, metavar=noun.upper()
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
             module.add_arguments(self.verbs[name])
 
     def refuse_unknown(self, given: Sequence[str]) -> None:
-        """Before argparse finds that something else is missing, which was misspelt."""
+        """Refuse a misspelt option or verb before argparse finds that something else is missing."""
         is_value = False
         for place, word in enumerate(given):
             if word == "--":
@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def told(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
-    """For argparse, which keeps to itself what an ordinary error says."""
+    """Wrap a parsing function so that argparse prints what its RequestError says."""
 
     def parse_or_tell(text: str) -> Parsed:
         try:

@@ -82,7 +82,7 @@ def _print(simulated: Simulated) -> None:
 
 
 def _by_bucket(plan: Plan, spans: Sequence[Span]) -> list[list[Span]]:
-    """A bucket's phases; none at all where one worker sends nothing."""
+    """Return the spans of each bucket; empty where there is one worker, which sends nothing."""
     phases = [[s for s in spans if s.tensors == bucket.tensors] for bucket in plan.buckets]
     return [found for found in phases if found]
 

@@ -129,7 +129,7 @@ def _times(seconds: float, spread: "Spread") -> str:
 
 
 def _report(recording: "Recording") -> None:
-    """What was not alike in all iterations: a plan can only follow one order."""
+    """Print notes on what differed between iterations, for a plan can only follow one order."""
     if recording.reordered:
         print_note(
             f"gradients came in another order in {recording.reordered} of "

@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _as_started_rank(device: str, folder: Path) -> None:
-    """In this process, which ``run_ranks`` has started."""
+    """Run the checks as one of the ranks that ``run_ranks`` has started."""
     from gradweave._src.selftest.on_rank import noting_in, run_checks
     from gradweave._src.selftest.ranks import MEETING, NOTES
 

@@ -8,10 +8,10 @@ STREAMS = {"stdin": 0, "stdout": 1, "stderr": 2}
 
 
 def make_writable() -> None:
-    """Before anything is printed: what an encoding lacks is escaped, what is closed is nowhere.
+    """Escape characters that an output's encoding lacks, and open a closed stream to nowhere.
 
-    A number that is free would be given to the next file that is opened, and answers would be
-    written into that.
+    The number of a closed stream would be given to the next file that is opened, and answers would
+    be written into that.
     """
     for number in STREAMS.values():
         try:
@@ -27,7 +27,7 @@ def make_writable() -> None:
 
 
 def flush_output() -> None:
-    """When all is said: what cannot be written is dropped, or Python would try again at exit.
+    """Flush both streams; what cannot be written is dropped, or Python would try again at exit.
 
     Raise OSError where somebody would have wanted it: a disk is full.
     """

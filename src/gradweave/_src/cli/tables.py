@@ -63,7 +63,7 @@ def print_note(text: str) -> None:
 
 
 def print_json(rows: Any) -> None:
-    """Exact, and in characters that any terminal can write and none obeys."""
+    """Print values as exact JSON, in characters that any terminal can write and none obeys."""
     text = msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
     print("\n".join(map(_in_ascii, text.split("\n"))))
 
@@ -115,7 +115,7 @@ def _space() -> int:
 
 
 def note_extrapolations(outcomes: Iterable[Outcome | Advice]) -> None:
-    """One line on stderr for each curve that was asked beyond its last point."""
+    """Print one line on stderr for each curve that was asked beyond its last point."""
     for name, workers, limit in dict.fromkeys(
         (outcome.network, outcome.workers, outcome.extrapolated_from_bytes) for outcome in outcomes
     ):
@@ -127,7 +127,7 @@ def note_extrapolations(outcomes: Iterable[Outcome | Advice]) -> None:
 
 
 def progress(items: Sequence[Item], *, doing: str) -> Iterator[Item]:
-    """Items one by one, with a bar for work that may take seconds."""
+    """Yield items one by one, with a progress bar for work that may take seconds."""
     with progress_bar(len(items), doing=doing) as advance:
         for item in items:
             yield item
@@ -136,7 +136,7 @@ def progress(items: Sequence[Item], *, doing: str) -> Iterator[Item]:
 
 @contextmanager
 def progress_bar(total: int | None, *, doing: str) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, moved on by what the block is given; nothing where nobody would see it.
+    """Give the block a function that moves a bar on; without a terminal it does nothing.
 
     Without a total it only shows that something happens.
     """

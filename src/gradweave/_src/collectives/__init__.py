@@ -92,7 +92,7 @@ def _plain(build_for: Callable[[int], Schedule]) -> Algorithm:
 
 
 def _pipelined(build_for: Callable[[int, int], Schedule]) -> Algorithm:
-    """In blocks of the size that the cost model chooses, or of the size behind the colon."""
+    """Send in blocks whose size the cost model chooses, or which stands behind the colon."""
 
     def algorithm(request: Request) -> Schedule:
         ranks = max(2, request.ranks)
@@ -121,8 +121,10 @@ def _blueconnect(request: Request) -> Schedule:
 def _tiers_of(
     factors: Sequence[int], *, nbytes: int, link: Link, spec: Spec
 ) -> list[blueconnect.Tier]:
-    """``blueconnect`` picks each tier's reduce-scatter; ``blueconnect:ring/halving-doubling`` names
-    them, innermost first, and ``blueconnect:pat`` one for all of them.
+    """Return how each tier reduce-scatters and all-gathers, innermost first.
+
+    ``blueconnect`` leaves that to us, ``blueconnect:ring/halving-doubling`` names one for each
+    tier, and ``blueconnect:pat`` one for all of them.
     """
     if spec.argument is None:
         return _tiers_for(factors, nbytes, link)
@@ -136,7 +138,7 @@ def _tiers_of(
 
 
 def _tiers_for(factors: Sequence[int], nbytes: int, link: Link) -> list[blueconnect.Tier]:
-    """Halving where its fewer rounds matter, otherwise the ring, whose connections stay busy."""
+    """Choose halving where its fewer rounds matter, else the ring, whose connections stay busy."""
     chosen, part_bytes = [], nbytes
     for size in factors:
         spared_s = (size - 1 - rounds(size)) * link.latency_s
@@ -215,16 +217,16 @@ def names(operation: Operation) -> list[str]:
 
 
 def operations_of(collective: str) -> list[Operation]:
-    """What it can do; the backend's own has all."""
+    """Return the operations that a collective has; the backend's own has all."""
     if collective == "native":
         return list(get_args(Operation))
     return [operation for operation, name in ALGORITHMS if name == collective]
 
 
 def ways(operations: Sequence[Operation], algorithms: Sequence[str]) -> tuple[Way, ...]:
-    """Every operation by every algorithm that has it; the backend's own has all.
+    """Return every operation by every algorithm that has it; the backend's own has all.
 
-    Rounded, as ``ring+bf16``, are all-reduces only.
+    Rounded ways, such as ``ring+bf16``, have all-reduces only.
     """
     return tuple(
         Way(operation, algorithm)
@@ -248,7 +250,7 @@ def build(
     link: Link,
     root: int = 0,
 ) -> Schedule:
-    """The schedule of an operation on a message of that many bytes."""
+    """Return the schedule of an operation on a message of that many bytes."""
     spec = parse_spec(collective)
     if (operation, spec.name) not in ALGORITHMS:
         known = alternatives(spec.name, names(operation))
@@ -269,7 +271,7 @@ def build(
 def stages_of(
     operation: Operation, collective: str, *, factors: Sequence[int], nbytes: int, link: Link
 ) -> list[Stage]:
-    """The same as ``build``, written down once for all ranks, where all ranks do the same.
+    """Return what ``build`` does, but written down once for all ranks, which all do the same.
 
     Ranks are numbered with the innermost of ``factors`` fastest.
     """

@@ -34,7 +34,7 @@ class Alike:
     sends_once: bool  # no member sends a part twice: what it has sent may be forgotten
 
     def backwards(self) -> "Alike":
-        """Every hop the other way, the last round first: the other half of an all-reduce."""
+        """Return the other half of an all-reduce: each hop the other way, the last round first."""
 
         def hop(number: int) -> Hop:
             ahead, parts = self.hop(self.rounds - 1 - number)
@@ -51,7 +51,7 @@ class Alike:
 
 
 def spread(alike: Alike) -> Schedule:
-    """The same for each member; block b belongs to member b, and each part is a transfer."""
+    """Return the schedule of all members; block b belongs to member b, and parts travel alone."""
 
     def round_(number: int) -> Round:
         ahead, parts = alike.hop(number)
@@ -87,5 +87,5 @@ class Halves(NamedTuple):
 
 
 def placed(halves: list[Halves], stride: int) -> list[Halves]:
-    """The same among ranks that are ``stride`` apart."""
+    """Return the same halves among ranks that are ``stride`` apart."""
     return [half._replace(axis=Axis(half.axis.stride * stride, half.axis.size)) for half in halves]

@@ -1,4 +1,4 @@
-"""Up a binomial tree in which neighbours meet first, and down the same way.
+"""A binomial tree in which neighbours meet first, for a reduce up and a broadcast down.
 
 The gTop-k paper's Algorithm 3 merges in this order. Sums are the same up any tree; what is dropped
 between merges is not.
@@ -10,7 +10,7 @@ from gradweave._src.collectives.schedule import Round, Schedule, backwards, then
 
 
 def reduce(ranks: int) -> Schedule:
-    """To rank 0, ceil(log2 N) rounds of the whole message."""
+    """Reduce to rank 0 in ceil(log2 N) rounds of the whole message."""
 
     def round_(number: int) -> Round:
         source = np.arange(1 << number, ranks, 2 << number)

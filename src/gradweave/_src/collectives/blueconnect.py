@@ -33,7 +33,7 @@ class Tier(NamedTuple):
 
 
 def _in_pairs(ranks: int) -> list[Halves]:
-    """Halving: pairs at half the distance each time. Every rank of a power of two does the same."""
+    """Return halving as stages of pairs, each at half the distance; for powers of two only."""
     if ranks & (ranks - 1):
         raise RequestError(
             f"{ranks} ranks by halving-doubling do not all do the same, for they are no power of "
@@ -52,7 +52,7 @@ PAT = Tier(pat.reduce_scatter, pat.all_gather, pat.halves)
 
 
 def best_tier(ranks: int) -> Tier:
-    """Halving for powers of two, otherwise the ring (the paper's Eq. 3)."""
+    """Choose halving for powers of two, otherwise the ring (the paper's Eq. 3)."""
     return HALVING if ranks & (ranks - 1) == 0 else RING
 
 
@@ -66,19 +66,19 @@ def all_reduce(factors: Sequence[int], tiers: Sequence[Tier] | None = None) -> S
 def reduce_scatter(
     factors: Sequence[int], order: Sequence[int], tiers: Sequence[Tier] | None = None
 ) -> Schedule:
-    """The way in; the rank at place p is ``order[p]``, and ends with the block of its number."""
+    """Build the way in; the rank at place p is ``order[p]``, and ends with its own block."""
     return _owned(_inwards(factors, tiers), factors, np.array(order))
 
 
 def all_gather(
     factors: Sequence[int], order: Sequence[int], tiers: Sequence[Tier] | None = None
 ) -> Schedule:
-    """The way out; the rank at place p is ``order[p]``, and begins with the block of its number."""
+    """Build the way out; the rank at place p is ``order[p]``, and begins with its own block."""
     return _owned(_outwards(factors, tiers), factors, np.array(order))
 
 
 def stages(factors: Sequence[int], tiers: Sequence[Tier]) -> tuple[list[Stage], list[Stage]]:
-    """The way in and the way out, written down once for all ranks."""
+    """Return the stages of the way in and of the way out, written down once for all ranks."""
     halves: list[Halves] = []
     for tier, (size, by) in enumerate(zip(factors, tiers, strict=True)):
         halves += placed(by.halves(size), prod(factors[:tier]))
@@ -112,7 +112,7 @@ def _sized(factors: Sequence[int], tiers: Sequence[Tier] | None) -> list[tuple[i
 
 
 def _owned(part: Schedule, factors: Sequence[int], order: IntArray) -> Schedule:
-    """With ranks and blocks renamed so that each rank's own block has its number.
+    """Rename ranks and blocks so that each rank's own block has its number.
 
     What was one run of blocks then lies all over the message, so that each block travels by itself.
     """
@@ -122,14 +122,14 @@ def _owned(part: Schedule, factors: Sequence[int], order: IntArray) -> Schedule:
 
 
 def stage(factors: Sequence[int], tier: int, part: Schedule) -> Schedule:
-    """One tier's reduce-scatter or all-gather in all its groups at once."""
+    """Build one tier's reduce-scatter or all-gather in all its groups at once."""
     members, edges = groups(factors, tier)
     ranks = prod(factors)
     return on_groups(part, members, edges, ranks=ranks, blocks=ranks)
 
 
 def groups(factors: Sequence[int], tier: int) -> tuple[IntArray, IntArray]:
-    """The groups of a tier, one a row: their ranks, and the edges of their blocks."""
+    """Return the groups of a tier, one a row: their ranks, and the edges of their blocks."""
     ranks, inner, size = prod(factors), prod(factors[:tier]), factors[tier]
     rank = np.arange(ranks)
     leaders = rank[rank // inner % size == 0]
@@ -142,7 +142,7 @@ def groups(factors: Sequence[int], tier: int) -> tuple[IntArray, IntArray]:
 
 
 def _first_block(rank: IntArray, inner_factors: Sequence[int], blocks: int) -> IntArray:
-    """Where the part begins that the inner tiers have left to a rank."""
+    """Return where the part begins that the inner tiers have left to a rank."""
     first = np.zeros_like(rank)
     for size in inner_factors:
         blocks //= size

@@ -11,7 +11,7 @@ from gradweave._src.collectives.schedule import Round, Schedule, around_the_end
 
 
 def all_gather(ranks: int) -> Schedule:
-    """Rank r begins with block r."""
+    """Gather all blocks on all ranks, of which rank r begins with block r."""
 
     def round_(number: int) -> Round:
         distance = 1 << number

@@ -7,7 +7,7 @@ from gradweave._src.collectives.schedule import Round, Schedule, transfers
 
 
 def all_reduce(ranks: int) -> Schedule:
-    """floor(log2 N) rounds of the whole message, two more where N is no power of two."""
+    """All-reduce in floor(log2 N) whole messages, and two more where N is no power of two."""
     folding = Folding(ranks)
     folded = folding.pairs > 0
     doublings = folding.cores.bit_length() - 1

@@ -7,7 +7,7 @@ from gradweave._src.collectives.schedule import Round, Schedule, backwards, then
 
 
 def scatter(ranks: int) -> Schedule:
-    """From rank 0 down a tree, half of what is left in each round; rank r ends with block r."""
+    """Scatter from rank 0 down a tree, halving what is left; rank r ends with block r."""
     rounds = (ranks - 1).bit_length()
 
     def round_(number: int) -> Round:
@@ -22,17 +22,17 @@ def scatter(ranks: int) -> Schedule:
 
 
 def gather(ranks: int) -> Schedule:
-    """To rank 0, the scatter backwards."""
+    """Gather to rank 0, which is the scatter backwards."""
     return backwards(scatter(ranks), add=False)
 
 
 def broadcast(ranks: int) -> Schedule:
-    """A scatter down the tree, then an all-gather around the ring."""
+    """Broadcast by a scatter down the tree and an all-gather around the ring."""
     return then(scatter(ranks), ring.all_gather(ranks))
 
 
 def reduce(ranks: int) -> Schedule:
-    """A reduce-scatter by halving, then the sums are gathered at rank 0."""
+    """Reduce by a reduce-scatter by halving, whose sums are then gathered at rank 0."""
     return then(halving.reduce_scatter(ranks), gather(ranks))
 
 

@@ -25,7 +25,7 @@ class Folding:
         return self.ranks - self.cores
 
     def rank(self, core: IntArray) -> IntArray:
-        """The rank that plays a core, which is also the first rank the core stands for."""
+        """Return the rank that plays a core, which is also the first rank it stands for."""
         return core + np.minimum(core, self.pairs)
 
     @property

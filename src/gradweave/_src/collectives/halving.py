@@ -13,7 +13,7 @@ from gradweave._src.collectives.schedule import (
 
 
 def reduce_scatter(ranks: int) -> Schedule:
-    """Rank r ends with the sum of block r; every rank sends and receives N-1 blocks.
+    """Leave the sum of block r on rank r; every rank sends and receives N-1 blocks.
 
     In a power of two, partners at half the distance each time swap the half of their blocks that
     the other one is to own. Otherwise nobody has one partner: see ``_around``.
@@ -24,7 +24,7 @@ def reduce_scatter(ranks: int) -> Schedule:
 
 
 def all_gather(ranks: int) -> Schedule:
-    """Rank r begins with block r; what everybody has doubles in each round."""
+    """Gather all blocks; rank r begins with block r, and what ranks have doubles each round."""
     return backwards(reduce_scatter(ranks), add=False)
 
 
@@ -44,11 +44,11 @@ def _by_partners(ranks: int) -> Schedule:
 
 
 def _around(ranks: int) -> Schedule:
-    """On a circle, for any number of ranks (Träff: *Optimal, non-pipelined reduce-scatter and
-    allreduce algorithms*).
+    """Reduce-scatter on a circle, for any number of ranks.
 
-    Rank r works on the s blocks r, r + 1, … modulo N, at first on all N. In a round it keeps the
-    first h = ceil(s/2) of them and sends the others to rank r + h, which keeps just these.
+    See Träff: *Optimal, non-pipelined reduce-scatter and allreduce algorithms*. Rank r works on the
+    s blocks r, r + 1, … modulo N, at first on all N. In a round it keeps the first h = ceil(s/2) of
+    them and sends the others to rank r + h, which keeps just these.
     """
     kept = [ranks]  # after each round, of the N blocks that a rank begins with
     while kept[-1] > 1:

@@ -6,7 +6,7 @@ from gradweave._src.collectives.schedule import Round, Schedule, backwards, then
 
 
 def broadcast(ranks: int) -> Schedule:
-    """From rank 0, ceil(log N) rounds of the whole message."""
+    """Broadcast from rank 0 in ceil(log N) rounds of the whole message."""
 
     def round_(number: int) -> Round:
         source = np.arange(min(1 << number, ranks - (1 << number)))
@@ -16,7 +16,7 @@ def broadcast(ranks: int) -> Schedule:
 
 
 def reduce(ranks: int) -> Schedule:
-    """To rank 0, the broadcast backwards."""
+    """Reduce to rank 0, which is the broadcast backwards."""
     return backwards(broadcast(ranks), add=True)
 
 

@@ -6,7 +6,7 @@ from gradweave._src.collectives.schedule import Round, Schedule, backwards, then
 
 
 def push(ranks: int, servers: int = 1) -> Schedule:
-    """N-1 rounds; server s, which is rank s, ends with the sum of block s.
+    """Sum block s on server s, which is rank s, in N-1 rounds.
 
     In each round a server hears from one rank, and no two servers from the same one.
     """
@@ -19,7 +19,7 @@ def push(ranks: int, servers: int = 1) -> Schedule:
 
 
 def pull(ranks: int, servers: int = 1) -> Schedule:
-    """N-1 rounds; server s begins with block s."""
+    """Send block s from server s, which is rank s, to all ranks in N-1 rounds."""
     return backwards(push(ranks, servers), add=False)
 
 

@@ -1,6 +1,6 @@
 """PAT, parallel aggregated trees: the ring's bytes in ceil(log2 N) rounds, for any N.
 
-As NCCL's algorithm of that name (S. Jeaugey, "PAT: a new algorithm for all-gather and
+This is NCCL's algorithm of that name (S. Jeaugey, "PAT: a new algorithm for all-gather and
 reduce-scatter operations at scale", arXiv 2506.20252) where its buffers are large enough: every
 part goes down a binomial tree whose root is its owner, all trees are the same but for where they
 begin, and in a round every rank has one peer, to which it sends the parts of all trees together.
@@ -15,12 +15,12 @@ from gradweave._src.collectives.schedule import Schedule, then
 
 
 def all_gather(ranks: int) -> Schedule:
-    """Rank r begins with block r."""
+    """Build an all-gather, where rank r begins with block r."""
     return spread(_down_the_trees(ranks))
 
 
 def reduce_scatter(ranks: int) -> Schedule:
-    """Rank r ends with the sum of block r."""
+    """Build a reduce-scatter, where rank r ends with the sum of block r."""
     return spread(_down_the_trees(ranks).backwards())
 
 

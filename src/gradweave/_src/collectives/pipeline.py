@@ -17,7 +17,7 @@ from gradweave._src.collectives.schedule import (
 
 
 def broadcast(ranks: int, blocks: int) -> Schedule:
-    """From rank 0 to rank N-1 in N-2 + blocks rounds."""
+    """Broadcast along the chain from rank 0 to rank N-1, in N-2 + blocks rounds."""
 
     def round_(number: int) -> Round:
         source = np.arange(ranks - 1)
@@ -27,7 +27,7 @@ def broadcast(ranks: int, blocks: int) -> Schedule:
 
 
 def reduce(ranks: int, blocks: int) -> Schedule:
-    """To rank 0, the broadcast backwards."""
+    """Reduce to rank 0, which is the broadcast backwards."""
     return backwards(broadcast(ranks, blocks), add=True)
 
 
@@ -57,6 +57,6 @@ def all_reduce(ranks: int, blocks: int) -> Schedule:
 
 
 def _sent(source: IntArray, target: IntArray, block: IntArray, blocks: int, *, add: bool) -> Round:
-    """The transfers of one round; a block that does not exist is not sent."""
+    """Return the transfers of one round, without those of blocks that do not exist."""
     exists = (block >= 0) & (block < blocks)
     return transfers(source[exists], target[exists], block[exists], block[exists] + 1, add=add)

@@ -7,21 +7,21 @@ from gradweave._src.collectives.schedule import Schedule, then
 
 
 def reduce_scatter(ranks: int) -> Schedule:
-    """N-1 rounds; rank r ends with the sum of block r."""
+    """Leave the sum of block r on rank r, in N-1 rounds."""
     return spread(_around(ranks, first=-1, add=True))
 
 
 def all_gather(ranks: int) -> Schedule:
-    """N-1 rounds; rank r begins with block r.
+    """Gather all blocks in N-1 rounds; rank r begins with block r.
 
-    In the direction of the reduce-scatter, not backwards: connections that have just been busy are
-    up to speed.
+    Blocks go in the direction of the reduce-scatter, not backwards: connections that have just been
+    busy are up to speed.
     """
     return spread(_around(ranks, first=0, add=False))
 
 
 def all_reduce(ranks: int) -> Schedule:
-    """2 (N-1) rounds of 1/N of the message each."""
+    """Build an all-reduce of 2 (N-1) rounds, each of 1/N of the message."""
     return then(reduce_scatter(ranks), all_gather(ranks))
 
 
@@ -36,7 +36,7 @@ def halves(ranks: int) -> list[Halves]:
 
 
 def _around(ranks: int, *, first: int, add: bool) -> Alike:
-    """Each begins with the part ``first`` and then passes on what it has received last."""
+    """Let each rank send part ``first``, then always pass on what it has received last."""
     return Alike(
         members=ranks,
         rounds=ranks - 1,

@@ -28,7 +28,7 @@ class Round(NamedTuple):
 def transfers(
     source: ArrayLike, target: ArrayLike, first: ArrayLike, last: ArrayLike, *, add: bool
 ) -> Round:
-    """A round whose transfers all add or all replace; scalars stand for all transfers."""
+    """Return a round whose transfers all add or all replace; scalars stand for all transfers."""
     columns = np.broadcast_arrays(
         *(
             np.atleast_1d(np.asarray(column, dtype=np.int64))
@@ -42,7 +42,7 @@ def transfers(
 def around_the_end(
     source: IntArray, target: IntArray, first: IntArray, count: int, *, blocks: int, add: bool
 ) -> Round:
-    """``count`` blocks from ``first`` on, modulo ``blocks``: two transfers around the end."""
+    """Send ``count`` blocks from ``first`` on, modulo ``blocks``: past the end in two transfers."""
     last = first + count
     beyond = last > blocks
     return joined(
@@ -54,7 +54,7 @@ def around_the_end(
 
 
 def joined(rounds: list[Round]) -> Round:
-    """One round with the transfers of several."""
+    """Return one round with the transfers of several."""
     if len(rounds) == 1:
         return rounds[0]
     return Round(*(np.concatenate(columns) for columns in zip(*rounds, strict=True)))
@@ -71,12 +71,12 @@ class Schedule:
 
 
 def nothing(ranks: int, blocks: int = 1) -> Schedule:
-    """What a single rank has to do."""
+    """Return a schedule without transfers, which is all that a single rank needs."""
     return Schedule(ranks, blocks, 0, lambda _: transfers([], [], [], [], add=False))
 
 
 def then(*parts: Schedule) -> Schedule:
-    """One after the other, on the same ranks and blocks."""
+    """Run schedules one after the other, on the same ranks and blocks."""
     _check_alike(parts, "ranks", "blocks")
     ends = np.cumsum([part.rounds for part in parts])
 
@@ -88,7 +88,7 @@ def then(*parts: Schedule) -> Schedule:
 
 
 def together(*parts: Schedule) -> Schedule:
-    """At once, on the same blocks: parts that do not touch each other's ranks."""
+    """Run schedules at once that share the blocks but touch none of each other's ranks."""
     _check_alike(parts, "ranks", "blocks")
     return Schedule(
         parts[0].ranks,
@@ -99,7 +99,7 @@ def together(*parts: Schedule) -> Schedule:
 
 
 def beside(*parts: Schedule) -> Schedule:
-    """At once, on the same ranks: each part has its own share of the message."""
+    """Run schedules at once on the same ranks, each on its own share of the message."""
     _check_alike(parts, "ranks")
     blocks = sum(part.blocks for part in parts)
     edges = np.cumsum([0, *(part.blocks for part in parts)])
@@ -120,7 +120,7 @@ def beside(*parts: Schedule) -> Schedule:
 def on_groups(
     part: Schedule, members: IntArray, edges: IntArray, *, ranks: int, blocks: int
 ) -> Schedule:
-    """The same schedule in several groups of a larger world at once.
+    """Run the same schedule in several groups of a larger world at once.
 
     Row g of ``members`` says which rank of the world plays each rank of the part, row g of
     ``edges`` where each block of the part begins and ends among the blocks of the world.
@@ -140,13 +140,13 @@ def on_groups(
 
 
 def renamed(part: Schedule, names: IntArray) -> Schedule:
-    """The same schedule with rank r played by ``names[r]``."""
+    """Return the same schedule with rank r played by ``names[r]``."""
     whole = np.arange(part.blocks + 1)
     return on_groups(part, names[None, :], whole[None, :], ranks=part.ranks, blocks=part.blocks)
 
 
 def block_by_block(part: Schedule, *, ranks: IntArray, blocks: IntArray) -> Schedule:
-    """The same with rank r played by ``ranks[r]`` and block b called ``blocks[b]``.
+    """Return the schedule with rank r played by ``ranks[r]`` and block b called ``blocks[b]``.
 
     Neighbouring blocks need not stay neighbours, so each is a transfer of its own.
     """
@@ -163,7 +163,7 @@ def block_by_block(part: Schedule, *, ranks: IntArray, blocks: IntArray) -> Sche
 
 
 def backwards(part: Schedule, *, add: bool) -> Schedule:
-    """Every transfer the other way, the last round first.
+    """Return a schedule with every transfer the other way, the last round first.
 
     A broadcast becomes a reduce (``add``), a reduce-scatter an all-gather (not ``add``).
     """
@@ -176,7 +176,7 @@ def backwards(part: Schedule, *, add: bool) -> Schedule:
 
 
 def block_edges(elements: int, blocks: int) -> IntArray:
-    """Where each block of a message begins; the last entry is where the last one ends."""
+    """Return where each block of a message begins, and last where the last one ends."""
     return np.arange(blocks + 1, dtype=np.int64) * elements // blocks
 
 

@@ -32,7 +32,7 @@ class Topology:
         return len(self.order)
 
     def beginning_with(self, root: int) -> IntArray:
-        """The order, turned so that ``root`` comes first."""
+        """Return the order, turned so that ``root`` comes first."""
         place = self.order.index(root)
         return np.array(self.order[place:] + self.order[:place])
 
@@ -42,7 +42,7 @@ def flat_topology(ranks: int) -> Topology:
 
 
 def topology_of(hosts: Sequence[Hashable], *outer: Sequence[Hashable]) -> Topology:
-    """From the name of each rank's host; of its rack, its pod and so on where they are known.
+    """Group ranks by the name of their host, and by those of rack, pod and so on where known.
 
     Groups that are not of equal size, and all that lies beyond them, are one group.
     """
@@ -66,7 +66,7 @@ def topology_of(hosts: Sequence[Hashable], *outer: Sequence[Hashable]) -> Topolo
 
 
 def _factors(places: Sequence[tuple[Hashable, ...]]) -> tuple[int, ...]:
-    """How many groups of each tier are in one of the next, innermost first."""
+    """Return how many groups of each tier are in one of the next, innermost first."""
     sizes: list[int] = []
     members: Collection[tuple[Hashable, ...]] = places
     for depth in reversed(range(len(places[0]) + 1)):

@@ -20,18 +20,18 @@ from gradweave._src.costs.all_reduce import DOUBLE_TREE_CHUNKS
 
 
 def all_reduce(ranks: int) -> Schedule:
-    """Up to the root and down again, the whole message in every round."""
+    """Send the whole message up to the root and down again."""
     return _up_and_down(in_order_parents(ranks), chunks=1)
 
 
 def double_all_reduce(ranks: int, chunks: int = DOUBLE_TREE_CHUNKS) -> Schedule:
-    """Each half of the message through its own tree, in chunks."""
+    """Send each half of the message through its own tree, in chunks."""
     one = _up_and_down(in_order_parents(ranks), chunks=chunks)
     return beside(one, renamed(one, (np.arange(ranks) + 1) % ranks))
 
 
 def in_order_parents(ranks: int) -> IntArray:
-    """Each rank's parent, -1 at the root, in a balanced tree numbered from left to right.
+    """Return each rank's parent, -1 at the root, in a balanced tree numbered from left to right.
 
     All even ranks are leaves, so a shift by one rank makes the leaves inner ranks.
     """

@@ -26,7 +26,7 @@ class Goal:
 
 
 def goal(operation: Operation, *, ranks: int, blocks: int, root: int = 0) -> Goal:
-    """For reduce-scatter and all-gather, block b belongs to rank b."""
+    """Return an operation's goal; of reduce-scatter and all-gather, block b belongs to rank b."""
     own = _contents(np.arange(ranks)[:, None], ranks, blocks)
     unset = _contents(np.full((ranks, 1), ranks), ranks, blocks)
     everything = np.zeros((ranks, blocks, ranks + 1), dtype=np.int16)
@@ -50,14 +50,14 @@ def goal(operation: Operation, *, ranks: int, blocks: int, root: int = 0) -> Goa
 
 
 def _contents(contributor: NDArray[np.int64], ranks: int, blocks: int) -> Counts:
-    """Every block holds one contribution, of the rank given for [rank, block]."""
+    """Return counts where each block holds one contribution: of the rank at [rank, block]."""
     held = np.broadcast_to(contributor, (ranks, blocks))
     contents: Counts = (held[:, :, None] == np.arange(ranks + 1)).astype(np.int16)
     return contents
 
 
 def find_violation(schedule: Schedule, operation: Operation, *, root: int = 0) -> str | None:
-    """The first thing that goes wrong, in words; None for a correct schedule."""
+    """Return the first thing that goes wrong, in words; None for a correct schedule."""
     wanted = goal(operation, ranks=schedule.ranks, blocks=schedule.blocks, root=root)
     counts = wanted.begin.copy()
     for number in range(schedule.rounds):
@@ -69,7 +69,7 @@ def find_violation(schedule: Schedule, operation: Operation, *, root: int = 0) -
 
 
 def _misplaced(schedule: Schedule, one: Round) -> str | None:
-    """Ranks or blocks that do not exist, which an array index might take for others."""
+    """Name a rank or block that does not exist, which an array index might take for another."""
     for source, target, first, last, _ in zip(*one, strict=True):
         for rank in (source, target):
             if not 0 <= rank < schedule.ranks:
@@ -80,7 +80,7 @@ def _misplaced(schedule: Schedule, one: Round) -> str | None:
 
 
 def _apply(counts: Counts, one: Round) -> str | None:
-    """Change ``counts`` as the round says; what a correct round never does is described."""
+    """Change ``counts`` as the round says; return in words what no correct round would do."""
     before = counts.copy()
     for source, target, first, last, add in zip(*one, strict=True):
         if source == target:
@@ -100,7 +100,7 @@ def _apply(counts: Counts, one: Round) -> str | None:
 
 
 def _conflict(one: Round) -> str | None:
-    """Two transfers into one place must both add: otherwise the later one would win."""
+    """Say where two transfers write one place and do not both add: the later one would win."""
     written: dict[tuple[int, int], bool] = {}
     for _, target, first, last, add in zip(*one, strict=True):
         for block in range(first, last):

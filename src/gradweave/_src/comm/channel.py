@@ -41,7 +41,7 @@ class Channel:
         self._salt = call.salt
 
     def send(self, step: Step, message: torch.Tensor) -> dist.Work | None:
-        """None for an empty message, which does not travel."""
+        """Begin to send a message; return None for an empty one, which does not travel."""
         if not message.numel():
             return None
         try:

@@ -72,7 +72,7 @@ class Communicator:
         root: int = 0,
         dropped: torch.Tensor | None = None,
     ) -> None:
-        """Sum over all ranks, or copy from ``root`` to all.
+        """Carry out the operation in place: sum over all ranks, or copy from ``root`` to all.
 
         For reduce-scatter and all-gather, what ``block_edges`` gives to block r belongs to rank r.
         An all-reduce of float32 may be rounded on the wire, ``ring+int8``; what this rank's own
@@ -214,9 +214,9 @@ def _program(
 
 
 def host_topology(group: dist.ProcessGroup) -> Topology:
-    """Ranks grouped by the name of their host.
+    """Group a group's ranks by the name of their host.
 
-    All ranks ask together, and only once for a group: this is as long as there are ranks.
+    All ranks ask together, and only once for a group: the message grows with the number of ranks.
     """
     if group not in _topologies:
         hosts = gather_text(group, gethostname())
@@ -227,7 +227,7 @@ def host_topology(group: dist.ProcessGroup) -> Topology:
 def _wire_format(
     what: str, operation: Operation, travel: Travel, message: torch.Tensor, *, is_tiered: bool
 ) -> WireFormat | None:
-    """What the message is rounded to on the wire; None where it travels as it is."""
+    """Return what the message is rounded to on the wire; None where it travels as it is."""
     if travel.compression is None or travel.compression.rounding is None:
         return None
     if operation != "all-reduce" or travel.collective == "native" or is_tiered:
@@ -238,7 +238,7 @@ def _wire_format(
 
 
 def _named_tiers(operation: Operation, collective: str, topology: Topology) -> tuple[str, ...]:
-    """``blueconnect:native/ring`` and ``:auto`` run on groups of their own; others: empty."""
+    """Return the names in ``blueconnect:native/ring`` or ``:auto``, which need own groups."""
     name, argument = parse_spec(collective)
     if operation != "all-reduce" or name != "blueconnect" or argument is None:
         return ()

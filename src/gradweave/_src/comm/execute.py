@@ -29,27 +29,27 @@ class Payload(Protocol):
 
     @property
     def copied(self) -> bool:
-        """Every message has memory of its own.
+        """Whether every message has memory of its own.
 
-        Then all receives are posted at once, and none waits for a send to leave. Otherwise messages
-        are parts of what the program works on: a receive waits for the sends it ``needs``.
+        If so, all receives are posted at once, and none waits for a send to leave. Otherwise
+        messages are parts of what the program works on: a receive waits for the sends it ``needs``.
         """
         ...
 
     def outgoing(self, place: int, /) -> torch.Tensor:
-        """What a send takes along."""
+        """Return what a send takes along."""
         ...
 
     def room(self, place: int, /) -> torch.Tensor:
-        """Where a receive is to arrive; in place only where the step says that it may."""
+        """Return where a receive is to arrive; in place only where the step says that it may."""
         ...
 
     def arrived(self, place: int, message: torch.Tensor, /) -> None:
-        """The room is filled: add it, keep it, merge it."""
+        """Use a message that has arrived in its room: add it, keep it, merge it."""
         ...
 
     def finish(self) -> None:
-        """Everything has arrived and has left."""
+        """Finish the payload when everything has arrived and has left."""
         ...
 
 

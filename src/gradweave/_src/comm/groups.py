@@ -49,7 +49,7 @@ def same_ranks(group: dist.ProcessGroup, *, backend: str | None = None) -> dist.
 
 
 def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
-    """Makes groups of some of a group's ranks; only those ranks wait for each other."""
+    """Return a function that makes groups of some of the ranks; only those wait for each other."""
 
     def make(ranks: list[int], /) -> dist.ProcessGroup | None:
         if group.rank() not in ranks:
@@ -62,9 +62,9 @@ def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
 
 
 def cloned_store(group: dist.ProcessGroup) -> Store | None:
-    """The group's store by a connection of its own: the user's may be waiting for something.
+    """Return the group's store by a new connection, for the user's may be waiting for something.
 
-    None where it has none that others can use beside it.
+    Return None where the group has no store that others can use beside it.
     """
     try:
         return group.get_group_store().clone()  # type: ignore[attr-defined,no-any-return]

@@ -18,8 +18,10 @@ LANES = 2
 
 
 def lanes_for(device: torch.device) -> int:
-    """One where an accelerator's streams add and send by themselves: messages of two groups would
-    have to share it, and backends warn of that.
+    """Return how many threads are to send messages of this device.
+
+    One is enough where an accelerator's streams add and send by themselves: messages of two groups
+    would have to share it, and backends warn of that.
     """
     return LANES if device == HOST else 1
 
@@ -45,16 +47,16 @@ class Lanes:
         collective: str,
         on_begin: OnBegin | None = None,
     ) -> Done:
-        """What to wait for; once a message has failed, so do later ones of the same thread.
+        """Return what to wait for; once a message has failed, so do later ones of the same thread.
 
-        ``on_begin`` is as CommunicationThread's.
+        ``on_begin`` is that of ``CommunicationThread.submit``.
         """
         thread = self._threads[self._turn]
         self._turn = (self._turn + 1) % len(self._threads)
         return thread.submit(operation, message, collective=collective, on_begin=on_begin)
 
     def drain(self, within_s: float) -> None:
-        """Until everything submitted is over or has failed, or so long for each thread."""
+        """Wait until everything submitted is over or has failed, so long at most per thread."""
         for thread in self._threads:
             thread.drain(within_s)
 
@@ -78,7 +80,7 @@ class Sent:
     order: Order  # what its arrival comes before
 
     def wait(self) -> None:
-        """On an accelerator the current stream waits, not this thread."""
+        """Wait for it, on an accelerator by its stream; CollectiveError if it has failed."""
         try:
             wait_for(self.done, self.order)
         except Exception as error:

@@ -29,8 +29,10 @@ def reduce(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
 
 
 def reduce_scatter(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
-    """Block b of the message belongs to rank b. gloo scatters blocks of any sizes, and others need
-    equal ones, so uneven blocks are padded for them.
+    """Leave the sum of block b of the message on rank b.
+
+    gloo scatters blocks of any sizes, and others need equal ones, so uneven blocks are padded for
+    them.
     """
     del root
     if message.numel() % group.size() == 0:
@@ -53,7 +55,7 @@ def reduce_scatter(message: torch.Tensor, group: dist.ProcessGroup, root: int) -
 
 
 def all_gather(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> None:
-    """Block b belongs to rank b. Backends gather equal sizes, so uneven blocks are padded."""
+    """Gather block b from rank b; uneven blocks are padded, for backends gather equal sizes."""
     del root
     edges = block_edges(message.numel(), group.size())
     first, last = int(edges[group.rank()]), int(edges[group.rank() + 1])

@@ -21,7 +21,7 @@ MakeSameRanks = Callable[[], dist.ProcessGroup]
 
 
 class OwnGroup:
-    """Opened on every rank, where all ranks come alike; closed by each rank when it likes.
+    """A group of our own with its thread, opened by all ranks alike, and closed by each at will.
 
     ``make_group`` is the user's own way to make a group of the same ranks; what it made is the
     user's to destroy. ``backend`` may be "gloo" where the user's group has another one.
@@ -52,7 +52,7 @@ class OwnGroup:
         return self._thread
 
     def close(self) -> None:
-        """First the thread, when everything that was submitted is over, then the group.
+        """End the thread when everything that was submitted is over, then drop the group.
 
         Both stay where a message is still under way after a while: its peer may never answer.
         """

@@ -20,7 +20,7 @@ from gradweave._src.comm.slices import Scratch
 
 @dataclass(frozen=True, slots=True)
 class RoundingMemory:
-    """Kept between calls: for whole slices as they are sent, and for what arrives beside them."""
+    """Buffers kept between calls, for whole slices as sent and for what arrives beside them."""
 
     sent: Scratch = field(default_factory=Scratch)
     arriving: Scratch = field(default_factory=Scratch)
@@ -101,7 +101,7 @@ class RoundedSlice:
             self._is_encoded[block] = True
 
     def _round(self, block: int) -> None:
-        """Values that others were sent become what they were told."""
+        """Replace a block's values by what was sent of them, so that all ranks have the same."""
         if self._is_encoded[block] and not self._is_rounded[block]:
             self._format.decode(self._bytes_of(block), self._blocks[block])
             self._is_rounded[block] = True
@@ -127,7 +127,7 @@ def cut_rounded(
     dropped: torch.Tensor | None,
     slices: int = 1,
 ) -> Iterator[RoundedSlice]:
-    """So many slices of a flat, contiguous message, cut as ``slices.cut`` cuts it."""
+    """Yield so many slices of a flat, contiguous message, cut as ``slices.cut`` cuts it."""
     of_message = _blocks_of_slices(message, program, slices)
     of_dropped = None if dropped is None else _blocks_of_slices(dropped, program, slices)
     for number, blocks in enumerate(of_message):

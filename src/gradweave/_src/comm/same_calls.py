@@ -18,7 +18,10 @@ class SameCalls:
         self._kinds: set[str] = set()
 
     def check(self, call: Call, *, circumstances: str = "") -> None:
-        """``circumstances`` must be the same, too; they are not part of the kind."""
+        """Raise on all ranks unless they mean the same call, where its kind was not checked before.
+
+        ``circumstances`` must be the same, too; they are not part of the kind.
+        """
         if call.kind in self._kinds:
             return
         said = call.kind + circumstances

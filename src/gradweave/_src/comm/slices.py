@@ -29,7 +29,7 @@ class Scratch:
     free: list[torch.Tensor] = field(default_factory=list)
 
     def take(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A buffer at least as long; one that is too small makes way for a larger one."""
+        """Return a buffer at least as long; one that is too small makes way for a larger one."""
         kept = [buffer for buffer in self.free if (buffer.dtype, buffer.device) == (dtype, device)]
         large = next((buffer for buffer in kept if buffer.numel() >= numel), None)
         used = large if large is not None else next(iter(kept), None)
@@ -70,11 +70,11 @@ class Slice:
         self._scratch.give_back(buffer)
 
     def finish(self) -> None:
-        """All of it is in place."""
+        """Do nothing: all of it is in place."""
 
 
 def slices_for(nbytes: int, program: Program, *, owned: bool) -> int:
-    """How many slices of so many bytes pay. ``owned``: it matters which part is which block."""
+    """Return how many slices pay. ``owned`` says that it matters which part is which block."""
     if owned and not program.block_by_block:
         return 1
     block_bytes = nbytes // program.blocks
@@ -86,7 +86,7 @@ def slices_for(nbytes: int, program: Program, *, owned: bool) -> int:
 def cut(
     message: torch.Tensor, program: Program, *, scratch: Scratch, slices: int = 1
 ) -> Iterator[Slice]:
-    """So many slices of a flat, contiguous message.
+    """Yield so many slices of a flat, contiguous message.
 
     A slice is a part of every block. Where steps take several blocks at once, such parts would not
     be in one piece, so there a slice is a part of the message, cut into blocks of its own.

@@ -47,7 +47,7 @@ def for_texts(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def gather_text(group: dist.ProcessGroup, text: str) -> list[str]:
-    """What every rank says, cut to ``TEXT_BYTES``, which is what each rank adds to the message."""
+    """Return what every rank says, each cut to ``TEXT_BYTES``."""
     mine = torch.zeros(TEXT_BYTES, dtype=torch.uint8, device=HOST)
     encoded = text.encode()[:TEXT_BYTES]
     mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8, device=HOST)
@@ -60,11 +60,11 @@ def all_say_the_same(
     *,
     while_waiting: Callable[[], None] | None = None,
 ) -> bool:
-    """Whether all ranks say the same, on all of them alike; as long a message in any world.
+    """Return whether all ranks say the same, by a message whose length does not grow with them.
 
-    The largest of all digests, and of what is missing to the largest number there is: they are
-    equal where all digests are. ``while_waiting`` is called again and again; what it raises ends
-    waiting for others.
+    All ranks get the same answer. The message is the largest of all digests and of their
+    complements: these belong together only where all digests are equal. ``while_waiting`` is called
+    again and again; what it raises ends waiting for others.
     """
     group = for_texts(group)
     digest = torch.frombuffer(bytearray(sha256(text.encode()).digest()), dtype=torch.uint8)
@@ -77,7 +77,7 @@ def all_say_the_same(
 
 
 def first_to_say(group: dist.ProcessGroup, text: str) -> str | None:
-    """What the first rank says that says anything, and which it is; None where nobody does."""
+    """Return what the first rank says that says anything, and its number; None if nobody does."""
     (anybody,) = largest(group, [float(bool(text))])
     if not anybody:
         return None
@@ -86,7 +86,7 @@ def first_to_say(group: dist.ProcessGroup, text: str) -> str | None:
 
 
 def broadcast_text(group: dist.ProcessGroup, text: str) -> str:
-    """What rank 0 says, of any length; what others say is not looked at."""
+    """Return what rank 0 says, of any length; what others say is not looked at."""
     group = for_texts(group)
     encoded = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
     length = torch.tensor([len(encoded)], dtype=torch.int64, device=HOST)
@@ -98,7 +98,7 @@ def broadcast_text(group: dist.ProcessGroup, text: str) -> str:
 
 
 def gather_long_text(group: dist.ProcessGroup, text: str) -> list[str]:
-    """What every rank says, of any length."""
+    """Return what every rank says, of any length."""
     group, encoded = for_texts(group), text.encode()
     (longest,) = largest(group, [float(len(encoded))])
     mine = torch.zeros(max(1, int(longest)), dtype=torch.uint8, device=HOST)
@@ -108,7 +108,7 @@ def gather_long_text(group: dist.ProcessGroup, text: str) -> list[str]:
 
 
 def _gathered(group: dist.ProcessGroup, mine: torch.Tensor) -> list[str]:
-    """In one tensor: one for each rank would be many objects where there are many ranks."""
+    """Gather texts in one tensor, for one of each rank would be many objects in a large world."""
     group = for_texts(group)
     everyone = torch.empty(group.size() * len(mine), dtype=torch.uint8, device=HOST)
     wait_until_let_go(lambda: gather_flat(group, everyone, mine), [everyone, mine])
@@ -117,7 +117,7 @@ def _gathered(group: dist.ProcessGroup, mine: torch.Tensor) -> list[str]:
 
 
 def largest(group: dist.ProcessGroup, values: list[float]) -> list[float]:
-    """The largest of each value over the ranks, such as the time of the slowest."""
+    """Return the largest of each value over the ranks, such as the time of the slowest."""
     group = for_texts(group)
     gathered = torch.tensor(values, dtype=torch.float64, device=HOST)
     wait_until_let_go(lambda: group.allreduce([gathered], _of_largest()), [gathered])
@@ -131,7 +131,7 @@ def _of_largest() -> dist.AllreduceOptions:
 
 
 def payload_device(group: dist.ProcessGroup) -> torch.device:
-    """Where a group's messages are, as far as it tells: the host if it sends what is there.
+    """Return the device of a group's messages: the host if the group sends what is there.
 
     Ask on the thread that trains: of several accelerators, its current one is meant.
     """
@@ -145,7 +145,7 @@ def payload_device(group: dist.ProcessGroup) -> torch.device:
 
 @torch.no_grad()
 def broadcast_bytes(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Rank 0's, in one message for each device, whatever their types."""
+    """Give all ranks rank 0's tensors, in one message for each device, whatever their types."""
     of_device: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
         of_device.setdefault(tensor.device, []).append(tensor)

@@ -32,7 +32,7 @@ class Runner(Protocol):
 
 
 def tier_groups(topology: Topology, rank: int, make_group: MakeGroup) -> list[dist.ProcessGroup]:
-    """The group of each tier that this rank is in, innermost first."""
+    """Return the group of each tier that this rank is in, innermost first."""
     own = []
     for tier in range(len(topology.factors)):
         members, _ = groups(topology.factors, tier)
@@ -62,7 +62,7 @@ def tiered_all_reduce(
 
 
 def _parts(tiers: Sequence[Runner], message: torch.Tensor) -> list[torch.Tensor]:
-    """What this rank works on in each tier: the share it owns of what it had in the tier before."""
+    """Return this rank's part in each tier: the share it owns of its part in the tier before."""
     parts = [message]
     for tier in tiers[:-1]:
         edges = block_edges(parts[-1].numel(), tier.group.size())
@@ -74,7 +74,7 @@ def _parts(tiers: Sequence[Runner], message: torch.Tensor) -> list[torch.Tensor]
 def fastest_collectives(
     tiers: Sequence[Runner], message: torch.Tensor, world: dist.ProcessGroup
 ) -> tuple[str, ...]:
-    """By measurement, each tier's own; all ranks of the world come to the same choice."""
+    """Return each tier's fastest collective, as measured; all ranks come to the same choice."""
     candidates = ["native", *TIERS]
     chosen = []
     for tier, part in zip(tiers, _parts(tiers, message), strict=True):
@@ -86,7 +86,7 @@ def fastest_collectives(
 
 
 def _best_s(tier: Runner, trial: torch.Tensor, name: str) -> float:
-    """The first try also warms up; the fastest of several is least disturbed by others."""
+    """Return the fastest of several tries, the first of which also warms up."""
 
     def run() -> None:
         tier.run("reduce-scatter", trial, collective=name)

@@ -62,7 +62,7 @@ class CommunicationThread:
         root: int = 0,
         on_begin: OnBegin | None = None,
     ) -> Done:
-        """A future of the message itself; once a collective has failed, all later ones fail.
+        """Return a future of the message; once a collective has failed, all later ones fail.
 
         ``on_begin`` is called where and when the message begins to travel, and what it returns when
         it is back; on an accelerator, each where a mark of its clock is at that moment.
@@ -80,9 +80,10 @@ class CommunicationThread:
     def submit_task(
         self, run: Callable[[], None], message: torch.Tensor, *, blocks: bool = True
     ) -> Done:
-        """Anything else that communicates over the communicator's group and changes the message.
+        """Run anything else that communicates over the group and changes the message.
 
-        ``blocks``: it waits for something even on an accelerator, and so runs on the thread there.
+        ``blocks`` says that it waits for something even on an accelerator, and so runs on the
+        thread there.
         """
         task = self._task(run, message)
         if blocks or task.stream is None:
@@ -122,7 +123,7 @@ class CommunicationThread:
         return not self._thread.is_alive() and self._wait_for_streams(deadline_s)
 
     def _wait_for_streams(self, deadline_s: float) -> bool:
-        """Until accelerators have done what they were asked for; whether that was in time."""
+        """Wait until accelerators have done what they were asked for; say whether in time."""
         while not all(stream.query() for stream in self._streams.values()):
             if time.monotonic() >= deadline_s:
                 return False
@@ -152,12 +153,12 @@ class CommunicationThread:
 
 
 def future_on(device: torch.device) -> Done:
-    """Whoever waits for it also waits for the stream that it was completed on."""
+    """Return a future that also makes its waiters wait for the stream that it is completed on."""
     return torch.futures.Future(devices=None if device.type == "cpu" else [device])
 
 
 def _again(failure: BaseException) -> Exception:
-    """A future wants an exception of its own; the first failure is its cause."""
+    """Return a new exception for one more future, whose cause is the first failure."""
     error = CollectiveError(str(failure))
     error.__cause__ = failure
     return error

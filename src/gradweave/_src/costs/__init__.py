@@ -69,12 +69,12 @@ Formula = Callable[[Links, int, Spec], Cost]
 
 
 def _one_stream(form: Callable[[Link, int], Cost]) -> Formula:
-    """At most one message at a time crosses an uplink, so tiers are as fast as their slowest."""
+    """Price by the slowest link, for at most one message at a time crosses an uplink."""
     return _tiered(lambda links, workers: form(links.slowest(workers), workers))
 
 
 def _many_streams(form: Callable[[Link, int], Cost]) -> Formula:
-    """Many messages would share an uplink, which these formulas do not know."""
+    """Price on one tier only: many messages would share an uplink, which formulas do not know."""
 
     def priced(links: Links, workers: int, spec: Spec) -> Cost:
         refuse_argument(spec)
@@ -102,7 +102,7 @@ def _tiered(form: Callable[[Links, int], Cost]) -> Formula:
 
 
 def _blocked(form: Callable[[Link, int, int | None], Cost]) -> Formula:
-    """``linear-pipeline`` chooses its block, ``linear-pipeline:64KiB`` is given one."""
+    """Price the best block for ``linear-pipeline``, and that of ``linear-pipeline:64KiB``."""
     return lambda links, workers, spec: form(
         links.slowest(workers),
         workers,
@@ -111,7 +111,7 @@ def _blocked(form: Callable[[Link, int, int | None], Cost]) -> Formula:
 
 
 def _served(form: Callable[[Link, int, int], Cost]) -> Formula:
-    """``parameter-server`` has one server, ``parameter-server:4`` four."""
+    """Price ``parameter-server`` with one server, and ``parameter-server:4`` with four."""
 
     def priced(links: Links, workers: int, spec: Spec) -> Cost:
         servers = parse_servers(spec, workers)
@@ -123,7 +123,7 @@ def _served(form: Callable[[Link, int, int], Cost]) -> Formula:
 
 
 def _tier_by_tier(operation: Operation) -> Formula:
-    """``blueconnect`` as in its paper, ``blueconnect:ring/pat`` with each tier's way named."""
+    """Price ``blueconnect`` as its paper does, or by each tier's way: ``blueconnect:ring/pat``."""
     return lambda links, workers, spec: hierarchy.blueconnect(
         links, workers, spec, operation=operation
     )

@@ -20,7 +20,7 @@ DOUBLE_TREE_CHUNKS = 8
 
 
 def binary_tree(link: Link, workers: int) -> Line:
-    """The whole message goes up the tree and down again, to and from two children at every level.
+    """Price a tree: the whole message goes up and down again, with two children at every level.
 
     Of a power of two workers, the root has one child.
     """
@@ -33,7 +33,7 @@ def binary_tree(link: Link, workers: int) -> Line:
 
 
 def recursive_doubling(link: Link, workers: int) -> Line:
-    """Pairs at distance 1, 2, 4, … swap the whole message.
+    """Price recursive doubling: pairs at distance 1, 2, 4, … swap the whole message.
 
     Where the workers are no power of two, those that are too many hand over what they have before
     and get the sum afterwards: two rounds more than the power of two below takes, and the last of
@@ -49,12 +49,12 @@ def recursive_doubling(link: Link, workers: int) -> Line:
 
 
 def halving_doubling(link: Link, workers: int) -> Line:
-    """Reduce-scatter by halving, all-gather by doubling: the ring's bytes in log N rounds."""
+    """Price halving and doubling, which send the ring's bytes in log N rounds each."""
     return halving_reduce_scatter(link, workers).plus(doubling_all_gather(link, workers))
 
 
 def double_tree(link: Link, workers: int) -> Line:
-    """Each half of the message in chunks through a tree of its own, up and down at once.
+    """Price two trees, each with half of the message in chunks, up and down at once.
 
     Rounds keep step: the busiest worker of each decides how long it takes. Exact where adding is
     free; otherwise up to 2 % too much, because some workers add while others send.
@@ -66,9 +66,10 @@ def double_tree(link: Link, workers: int) -> Line:
 
 
 def _busiest_s(link: Link, workers: int, number: int) -> float:
-    """Of a round, for each byte of a chunk: the most that any worker sends, or receives and adds.
+    """Return what the busiest worker of a round takes for each byte of a chunk.
 
-    A worker is inside one tree, at some depth, and a leaf of the other.
+    It sends, or receives and adds. A worker is inside one tree, at some depth, and a leaf of the
+    other.
     """
     height = workers.bit_length() - 1
 
@@ -95,5 +96,5 @@ def _is_power_of_two(workers: int) -> bool:
 
 
 def ring(link: Link, workers: int) -> Line:
-    """2 (N-1) rounds of 1/N of the message each."""
+    """Price a ring: 2 (N-1) rounds of 1/N of the message each."""
     return ring_reduce_scatter(link, workers).plus(ring_all_gather(link, workers))

@@ -19,7 +19,7 @@ Fitting = Callable[[FloatArray, FloatArray], "Line"]
 
 
 def fit_line(nbytes: FloatArray, seconds: FloatArray) -> "Line":
-    """The line with the least relative errors, so that small messages count like large ones.
+    """Return the line with the least relative errors: small messages count like large ones.
 
     A negative start-up or slope, which no network has, becomes zero.
     """
@@ -27,7 +27,7 @@ def fit_line(nbytes: FloatArray, seconds: FloatArray) -> "Line":
 
 
 def least_squares(nbytes: FloatArray, seconds: FloatArray) -> "Line":
-    """The line with the least squared errors in seconds, as the MG-WFBP papers fit theirs.
+    """Return the line with the least squared errors in seconds, as the MG-WFBP papers fit theirs.
 
     Large messages decide it, so its start-up is what large messages seem to have paid, which is
     several times what the smallest ones cost where a curve bends. A negative start-up or slope
@@ -165,7 +165,7 @@ class Cheapest:
         return cheapest
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
-        """That of the way which the largest message takes."""
+        """Return the line of the way which the largest message takes."""
         size = np.array([largest_bytes])
         way = min(self.ways, key=lambda one: float(one.seconds(size)[0]))
         return way.line(largest_bytes, fitted)

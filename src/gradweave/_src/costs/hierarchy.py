@@ -40,18 +40,18 @@ TIERS: Mapping[str, Tier] = {
 
 
 def best_tier(workers: int) -> Tier:
-    """By doubling for powers of two, else the ring (Eq. 3)."""
+    """Choose halving and doubling for powers of two, else the ring (Eq. 3)."""
     return HALVING if workers & (workers - 1) == 0 else RING
 
 
 def one_level(links: Links, workers: int) -> Line:
-    """One ring over everybody, as slow as its slowest link (Eqs. 5 and 6)."""
+    """Price one ring over everybody, as slow as its slowest link (Eqs. 5 and 6)."""
     link = links.slowest(workers)
     return ring_reduce_scatter(link, workers).plus(ring_all_gather(link, workers))
 
 
 def two_level(links: Links, workers: int) -> Line:
-    """Reduce to one master per innermost group, all-reduce among masters, broadcast (Eq. 7).
+    """Price a reduce to one master per innermost group, their all-reduce and a broadcast (Eq. 7).
 
     Where there is one group only, nobody needs a master.
     """
@@ -67,7 +67,7 @@ def two_level(links: Links, workers: int) -> Line:
 
 
 def blueconnect(links: Links, workers: int, spec: Spec, *, operation: Operation) -> Line:
-    """Reduce-scatter tier by tier on ever smaller parts, then all-gather back (Eqs. 9 and 10).
+    """Price reduce-scatters tier by tier on ever smaller parts, then all-gathers (Eqs. 9 and 10).
 
     Where the tiers do not divide the workers it is one ring (the paper's 3.4), unless each tier's
     way was named. The halves of an all-reduce are one way each.
@@ -109,7 +109,7 @@ def _named_tiers(spec: Spec, factors: Sequence[int]) -> list[Tier]:
 
 
 def _there_and_back(tier: Tier, link: Link, workers: int, operation: Operation) -> Line:
-    """Both ways for an all-reduce, one for either half of it."""
+    """Price both ways for an all-reduce, and one for either half of it."""
     match operation:
         case "reduce-scatter":
             return tier.reduce_scatter(link, workers)
@@ -119,7 +119,7 @@ def _there_and_back(tier: Tier, link: Link, workers: int, operation: Operation) 
 
 
 def _shared_s_per_byte(links: Links, factors: tuple[int, ...], tier: int) -> float:
-    """Per byte and worker when all workers behind a link of this tier send at once.
+    """Return what a worker pays for a byte when all behind a link of this tier send at once.
 
     In a fat tree everybody below the link shares it; in a torus only the workers of one node do.
     """

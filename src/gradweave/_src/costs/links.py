@@ -119,7 +119,7 @@ class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def sizes_text(self) -> str:
-        """``4, 10 and any number of members``."""
+        """The sizes in words, such as ``4, 10 and any number of members``."""
         inner = ", ".join(str(level.members) for level in self.levels[:-1])
         return f"{inner} and any number of members" if inner else "any number of members"
 

@@ -17,7 +17,7 @@ def pull(link: Link, workers: int, servers: int = 1) -> Line:
 
 
 def push_then_pull(link: Link, workers: int, servers: int = 1) -> Line:
-    """2 (N-1) (alpha + beta M/s) + (N-1) gamma M/s."""
+    """Price both ways: 2 (N-1) (alpha + beta M/s) + (N-1) gamma M/s."""
     return push(link, workers, servers).plus(pull(link, workers, servers))
 
 

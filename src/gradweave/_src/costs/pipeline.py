@@ -23,13 +23,13 @@ class Passage(Protocol):
     def seconds(self, nbytes: FloatArray, blocks: FloatArray) -> FloatArray: ...
 
     def best_blocks(self, nbytes: FloatArray) -> FloatArray:
-        """How many, not necessarily whole, make it shortest; infinite where more always help."""
+        """Return how many blocks, not always whole, are best; infinite if more always help."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OneWay:
-    """To the end of a chain of p workers: with B blocks, p-2 + B steps of one block each.
+    """A passage to the end of a chain of p workers: B blocks take p-2 + B steps of one block each.
 
         T(B) = (p-2 + B) (alpha + beta n/B)
 
@@ -77,7 +77,11 @@ class ThereAndBack:
         return (blocks + self.workers - 3) * adding_s + np.maximum(blocks * passing_s, waiting_s)
 
     def best_blocks(self, nbytes: FloatArray) -> FloatArray:
-        """T is the larger of two convex functions: the least is that of one or where they meet."""
+        """Return how many blocks make it shortest.
+
+        T is the larger of two convex functions, so it is least where one of them is or where they
+        meet.
+        """
         p, a, b = self.workers, self.latency_s, self.s_per_byte
         both = b + self.sum_s_per_byte
         if p == 2:  # noqa: PLR2004
@@ -101,7 +105,7 @@ class PipelineCost:
     fixed_block_bytes: int | None = None
 
     def blocks(self, nbytes: FloatArray) -> FloatArray:
-        """A whole number; only a message of less than a byte has a block of less than one."""
+        """Return a whole number of blocks, of at least a byte each if the message has one."""
         if self.fixed_block_bytes is not None:
             return np.maximum(1.0, np.ceil(nbytes / self.fixed_block_bytes))
         most = np.maximum(1.0, np.floor(nbytes))
@@ -155,7 +159,7 @@ def mst_all_reduce(link: Link, workers: int) -> Line:
 
 
 def exchange_broadcast(link: Link, workers: int) -> Line:
-    """A scatter down the tree, then an all-gather around the ring."""
+    """Price a scatter down the tree and an all-gather around the ring."""
     return Line(
         startup_s=(rounds(workers) + workers - 1) * link.latency_s,
         s_per_byte=2 * (workers - 1) / workers * link.s_per_byte,
@@ -163,7 +167,7 @@ def exchange_broadcast(link: Link, workers: int) -> Line:
 
 
 def exchange_reduce(link: Link, workers: int) -> Line:
-    """A reduce-scatter by halving, then a gather to the root: as long as the all-reduce."""
+    """Price a reduce-scatter by halving and a gather to the root: as long as the all-reduce."""
     return halving_doubling(link, workers)
 
 

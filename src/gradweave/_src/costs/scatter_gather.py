@@ -5,7 +5,7 @@ from gradweave._src.costs.links import Link
 
 
 def rounds(workers: int) -> int:
-    """ceil(log2(workers)): how often a group must double to hold them all; the papers' log N."""
+    """Return ceil(log2(workers)), the papers' log N: how often a group doubles to hold them all."""
     return (workers - 1).bit_length()
 
 
@@ -28,5 +28,5 @@ def halving_reduce_scatter(link: Link, workers: int) -> Line:
 
 
 def _half(s_per_byte: float, workers: int, *, startup_s: float) -> Line:
-    """Every worker receives all of the message but its own 1/N."""
+    """Price half of an all-reduce: each worker receives all of the message but its own 1/N."""
     return Line(startup_s=startup_s, s_per_byte=(workers - 1) / workers * s_per_byte)

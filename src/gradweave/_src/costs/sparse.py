@@ -12,7 +12,7 @@ BYTES_PER_ELEMENT = 4
 
 
 def all_gather(link: Link, workers: int, density: float) -> Line:
-    """Everyone's k elements to everyone: each receives 2 (P-1) k bytes."""
+    """Price sending everyone's k elements to everyone: each receives 2 (P-1) k bytes."""
     return Line(
         startup_s=rounds(workers) * link.latency_s,
         s_per_byte=2 * (workers - 1) * density * link.s_per_byte,
@@ -20,7 +20,7 @@ def all_gather(link: Link, workers: int, density: float) -> Line:
 
 
 def tree(link: Link, workers: int, density: float) -> Line:
-    """Up a tree that keeps k elements at every merge, then a broadcast."""
+    """Price a tree that keeps k elements at every merge, then a broadcast."""
     return Line(
         startup_s=2 * rounds(workers) * link.latency_s,
         s_per_byte=4 * rounds(workers) * density * link.s_per_byte,

@@ -152,7 +152,7 @@ class Checkup(Struct, frozen=True, kw_only=True):
 
 
 def hosts_of(ranks: Iterable[RankFacts]) -> tuple[Host, ...]:
-    """Ranks by machine; where two machines have the same name, their ranks tell them apart."""
+    """Group ranks by machine; machines with the same name are told apart by their ranks."""
     members: dict[tuple[str, str], list[RankFacts]] = {}
     for facts in sorted(ranks, key=lambda one: one.rank):
         members.setdefault((facts.host, facts.machine), []).append(facts)

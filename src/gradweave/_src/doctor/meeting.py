@@ -19,7 +19,7 @@ class Store(Protocol):
 
 
 class Lost(Exception):
-    """Ranks that have come do not answer any more."""
+    """Raised where ranks that have come do not answer any more."""
 
     def __init__(self, ranks: Sequence[int], doing: str) -> None:
         super().__init__(f"ranks {list(ranks)} fell silent while {doing}")
@@ -51,7 +51,7 @@ class Meeting:
         return dict(zip(self.ranks, found, strict=True))
 
     def together(self, doing: str) -> None:
-        """Nobody goes on before all are here."""
+        """Wait until all ranks are here."""
         self.gather(doing, value=True, kind=bool)
 
     def leave(self) -> None:
@@ -78,7 +78,7 @@ class Meeting:
 
 
 def assemble(store: Store, *, rank: int, world_size: int, timeout_s: float) -> list[int] | None:
-    """Those that come in time, as rank 0 sees it; None for a rank that came too late."""
+    """Return the ranks that rank 0 saw come in time; None on a rank that came too late."""
     store.set(f"come/{rank}", "")
     everyone = list(range(world_size))
     if rank == 0:

@@ -32,7 +32,7 @@ class Price(Struct, frozen=True, kw_only=True):
 
 
 def price_of(all_reduces: Sequence[AllReduce], *, workers: int) -> Price | None:
-    """By simulation, with what all-reduces took; beyond the largest, its slope goes on."""
+    """Simulate torch's wrapper with what all-reduces took; None where too few were timed."""
     if len(all_reduces) < 2:  # noqa: PLR2004 a slope needs two
         return None
     ordered = sorted(all_reduces, key=lambda one: one.nbytes)
@@ -92,7 +92,7 @@ def _step(network: Network, workers: int, compute_s: float) -> PricedStep:
 
 
 def _even_trace(compute_s: float) -> Trace:
-    """Equal tensors, ready at equal distances."""
+    """Return a trace of equal tensors, ready at equal distances."""
     forward_s = compute_s * FORWARD_SHARE
     backward_s = compute_s - forward_s
     return Trace(

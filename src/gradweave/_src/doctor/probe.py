@@ -1,6 +1,7 @@
 """Plain TCP messages between ranks: each is answered when all of it has come.
 
-Not gloo's: a group needs every rank to reach every other, and which do not is what we want to know.
+They are not gloo's: a group needs every rank to reach every other, and which do not is what we want
+to know.
 """
 
 import socket
@@ -31,7 +32,7 @@ CHUNK_S = 0.03
 
 
 class Unanswered(Exception):
-    """A rank could not be reached, or a message to it was not answered."""
+    """Raised where a rank could not be reached, or a message to it was not answered."""
 
 
 class Sent(NamedTuple):
@@ -148,7 +149,7 @@ class Line:
 
 
 def read_alone(line: Line, *, now_s: Callable[[], float] = time.perf_counter) -> Reading:
-    """A round trip, the fastest of some; then messages that grow until one takes long enough."""
+    """Measure the fastest of some round trips, then the rate by messages that grow long enough."""
     began_s = now_s()
     line.send(0)
     trips_s: list[float] = []
@@ -174,7 +175,7 @@ def read_together(
     expected_bytes_per_s: float,
     now_s: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Bytes per second of messages that follow each other, while others send too."""
+    """Return the bytes per second of messages that follow each other, while others send too."""
     chunk_bytes = min(LARGEST_BYTES, max(FIRST_BYTES, round(expected_bytes_per_s * CHUNK_S)))
     began_s = now_s()
     moving_s = 0.0
@@ -187,12 +188,12 @@ def read_together(
 
 
 def _moving_s(taken_s: float, round_trip_s: float) -> float:
-    """Without the way of its first byte and of the answer; never less than nothing, by chance."""
+    """Return the time without the round trip, but never next to nothing, as chance may have it."""
     return max(taken_s - round_trip_s, 0.1 * taken_s)
 
 
 def _read(end: socket.socket, into: memoryview) -> bool:
-    """Whether all of it has come; False when the other side has closed."""
+    """Fill the memory and return True; return False when the other side has closed before."""
     while into:
         if not (got := end.recv_into(into)):
             return False

@@ -14,9 +14,9 @@ Pair = tuple[int, int]  # sender, receiver
 
 
 def matchings(members: Sequence[int]) -> list[list[Pair]]:
-    """Everybody meets everybody once, in rounds of pairs that share nobody: the circle method.
+    """Return rounds of pairs in which everybody meets everybody once, by the circle method.
 
-    Of an odd number, one member has nobody in each round.
+    No two pairs of a round share a member. Of an odd number, one member has nobody in each round.
     """
     seats: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
     found = []
@@ -28,7 +28,7 @@ def matchings(members: Sequence[int]) -> list[list[Pair]]:
 
 
 def rounds_alone(members: Sequence[int]) -> list[list[Pair]]:
-    """Every pair in both directions, one at a time as long as that is soon done."""
+    """Return rounds of all pairs in both directions, one at a time as long as that is quick."""
     at_once = max(1, ceil(len(members) * (len(members) - 1) * PAIR_S / ALL_PAIRS_S))
     found = []
     for pairs in matchings(members):
@@ -39,10 +39,10 @@ def rounds_alone(members: Sequence[int]) -> list[list[Pair]]:
 
 
 def rounds_together(members: Sequence[int]) -> list[list[Pair]]:
-    """Every host sends to another and receives from it, all at once.
+    """Return rounds in which every host sends to another and receives from it, all at once.
 
-    By pairs and not round a ring: between two racks a ring sends little, and every ring of four
-    hosts looks alike from the outside.
+    Hosts go by pairs and not round a ring: between two racks a ring sends little, and every ring of
+    four hosts looks alike from the outside.
     """
     everybody = [
         [pair for a, b in pairs for pair in ((a, b), (b, a))] for pairs in matchings(members)

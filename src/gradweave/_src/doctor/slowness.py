@@ -73,7 +73,7 @@ class Contention(Struct, frozen=True, kw_only=True):
 
 
 def doubtful_pairs(rates: Numbers) -> list[Pair]:
-    """Pairs that are worth another look, the slowest first."""
+    """Return the pairs that are worth another look, the slowest first."""
     if not rates:
         return []
     usual = _usual(rates)
@@ -87,7 +87,7 @@ def is_doubtful_together(share: float) -> bool:
 
 
 def what_is_slow(rates: Numbers, *, most: float = inf) -> Slowness:
-    """Members first: their pairs are not blamed for them. Then cuts, then single pairs.
+    """Return slow members, then cuts between groups, then single pairs that neither explains.
 
     Rates above ``most`` are not told from each other.
     """
@@ -130,7 +130,7 @@ def what_is_slow(rates: Numbers, *, most: float = inf) -> Slowness:
 
 
 def what_contends(alone: Numbers, together: Numbers) -> Contention | None:
-    """None where all pairs keep their rates, and where no groups explain who does not."""
+    """Return groups between which rates fall when all send; None where no groups explain it."""
     shares = {pair: rate / alone[pair] for pair, rate in together.items() if pair in alone}
     members = sorted({member for pair in shares for member in pair})
     slowed = {pair for pair, share in shares.items() if share <= SLOW_TOGETHER}
@@ -149,7 +149,7 @@ def what_contends(alone: Numbers, together: Numbers) -> Contention | None:
 
 
 def slow_round_trips(trips_s: Numbers) -> Slowness:
-    """Members and pairs whose messages take much longer than usual to be answered."""
+    """Return members and pairs whose messages take much longer than usual to be answered."""
     members = sorted({member for pair in trips_s for member in pair})
     if len(members) < 3:  # noqa: PLR2004 of two, nothing is usual
         return Slowness()
@@ -184,7 +184,7 @@ def _is_slow_trip(found_s: float, usual_s: float) -> bool:
 
 
 def _slower_direction(rates: Numbers, most: float) -> tuple[SlowPair, ...]:
-    """Of two members: one direction can only be compared with the other."""
+    """Return the slower direction of two members, which can only be compared with the other."""
     return tuple(
         SlowPair(sender=a, receiver=b, both_ways=False, found=rate, usual=rates[b, a])
         for (a, b), rate in rates.items()
@@ -211,9 +211,9 @@ def _slow_members(rates: Numbers, members: Sequence[int], most: float) -> tuple[
 
 
 def _usual(rates: Numbers) -> float:
-    """What the better half of the members reaches at best, sending or receiving.
+    """Return the rate that the better half of the members reaches at best, either way.
 
-    By each member's best: one slow member spoils one pair of every other.
+    It goes by each member's best, for one slow member spoils one pair of every other.
     """
     sent, received = _best(rates)
     best = sorted([*sent.values(), *received.values()])
@@ -221,7 +221,7 @@ def _usual(rates: Numbers) -> float:
 
 
 def _best(rates: Numbers) -> tuple[dict[int, float], dict[int, float]]:
-    """What each member reaches at best when it sends, and when it receives."""
+    """Return what each member reaches at best when it sends, and when it receives."""
     sent: dict[int, float] = {}
     received: dict[int, float] = {}
     for (sender, receiver), rate in rates.items():
@@ -231,7 +231,7 @@ def _best(rates: Numbers) -> tuple[dict[int, float], dict[int, float]]:
 
 
 def _groups(members: Iterable[int], slow: set[Pair]) -> Groups:
-    """Members that pairs connect which are slow in neither direction."""
+    """Group the members that are connected by pairs which are slow in neither direction."""
     left = list(members)
     found = []
     while left:

@@ -53,9 +53,9 @@ def rank_facts(
 
 
 def gloo_choice(interfaces: Sequence[Interface], wanted: str, resolved: Sequence[str]) -> Choice:
-    """As torch chooses: the named interface, else what the host name resolves to, else loopback.
+    """Choose as torch does: a named interface, else what the host name resolves to, else loopback.
 
-    Of several names, which gloo uses in turn, the first; of several addresses, the first.
+    Of several names, which gloo uses in turn, the first counts; of several addresses, the first.
     """
     if wanted:
         name = wanted.split(",", maxsplit=1)[0]
@@ -70,13 +70,13 @@ def gloo_choice(interfaces: Sequence[Interface], wanted: str, resolved: Sequence
 
 
 def _first_address(interface: Interface) -> str | None:
-    """gloo takes the first that the kernel lists, which lists IPv4 first."""
+    """Return the interface's first address, IPv4 first, as the kernel lists them and gloo takes."""
     addresses = [text.partition("/")[0] for text in interface.addresses]
     return min(addresses, key=lambda text: ip_address(text).version, default=None)
 
 
 def _holder(address: str, interfaces: Sequence[Interface]) -> str | None:
-    """The interface that has this address; all of 127.0.0.0/8 is on the loopback interface."""
+    """Return the interface that has this address; loopback has all of 127.0.0.0/8."""
     for one in interfaces:
         if any(text.partition("/")[0] == address for text in one.addresses):
             return one.name
@@ -94,7 +94,7 @@ def _resolved(host: str) -> list[str]:
 
 
 def _interface_toward(address: str, interfaces: Sequence[Interface]) -> str | None:
-    """Where packets to the meeting point leave; connecting a datagram socket sends none."""
+    """Return the interface on the way to the meeting point; no packet is sent to find out."""
     with suppress(OSError, ValueError):
         ((family, *_, target), *_) = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
         with closing(socket.socket(family, socket.SOCK_DGRAM)) as asking:
@@ -129,9 +129,9 @@ def _interface(link: Any, addresses: Sequence[str]) -> Interface:
 
 
 def _card(name: str, hardware_address: str | None) -> Path | None:
-    """What /sys says of an interface, if it means this one.
+    """Return the folder of an interface in /sys, if that means this very interface.
 
-    It shows the interfaces of the network namespace that it was mounted in, which in a container
+    /sys shows the interfaces of the network namespace that it was mounted in, which in a container
     or an emulated cluster may have one of the same name.
     """
     folder = Path("/sys/class/net", name)
@@ -146,7 +146,7 @@ def _is_physical(card: Path | None) -> bool:
 
 
 def _bits_per_s(card: Path | None) -> int | None:
-    """What the driver says, in Mbit/s; many of virtual machines say -1 or nothing."""
+    """Return the rate that the driver says; drivers of many virtual machines say -1 or nothing."""
     with suppress(OSError, ValueError):
         if card is not None and (megabits := int((card / "speed").read_text())) > 0:
             return megabits * 10**6
@@ -154,7 +154,7 @@ def _bits_per_s(card: Path | None) -> int | None:
 
 
 def _machine() -> str:
-    """The same for all processes of one kernel, and for no others."""
+    """Return a text that is the same for all processes of one kernel, and for no others."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

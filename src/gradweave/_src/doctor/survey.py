@@ -70,7 +70,7 @@ def survey(
 
 
 def _listener(own: RankFacts, token: bytes) -> Listener | None:
-    """None where the rank has no address, or one that is not there."""
+    """Open the rank's listener; None where the rank has no address, or one that is not there."""
     if own.address is None:
         return None
     try:
@@ -209,7 +209,7 @@ class _Tour:
 
 
 def _better(known: Speed | None, speed: Speed) -> Speed:
-    """The faster of both, with the shorter round trip."""
+    """Return the faster of both, with the shorter round trip."""
     if known is None:
         return speed
     faster = max(known, speed, key=lambda one: one.bytes_per_s)

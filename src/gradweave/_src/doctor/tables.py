@@ -21,7 +21,7 @@ class Cell(Struct, frozen=True):
 
 
 class Matrix(Struct, frozen=True, kw_only=True):
-    """From each host, a row, to each host, a column; inside of hosts on the diagonal."""
+    """Numbers from each host, a row, to each host, a column; on the diagonal, inside of a host."""
 
     title: str
     hosts: tuple[str, ...]
@@ -49,7 +49,7 @@ class Matrix(Struct, frozen=True, kw_only=True):
 
 
 def rank_columns(checkup: Checkup) -> dict[str, list[str]]:
-    """What each rank has; without columns that say nothing of anybody."""
+    """Return a table of what each rank has, without columns that say nothing of anybody."""
     ranks = checkup.ranks
     columns = {
         "rank": [str(facts.rank) for facts in ranks],
@@ -66,7 +66,7 @@ def rank_columns(checkup: Checkup) -> dict[str, list[str]]:
 
 
 def matrices(checkup: Checkup) -> list[Matrix]:
-    """Those of which anything is known."""
+    """Return the matrices of which anything is known."""
     rates = {(one.sender, one.receiver): one.bytes_per_s for one in checkup.alone}
     trips_s = {(one.sender, one.receiver): one.round_trip_s for one in checkup.alone}
     together = {(one.sender, one.receiver): one.bytes_per_s for one in checkup.together}
@@ -114,7 +114,7 @@ def _matrix(
 
 
 def _pair(sender: Host, receiver: Host) -> Pair | None:
-    """The ranks that speak for them; inside of a host its first two."""
+    """Return the ranks that speak for two hosts, or the first two of the same host."""
     if sender is not receiver:
         return sender.first.rank, receiver.first.rank
     return (sender.ranks[0].rank, sender.ranks[1].rank) if sender.ranks[1:] else None
@@ -125,7 +125,7 @@ def _share_of_largest(number: float, numbers: list[float]) -> float:
 
 
 def _share_of_least(seconds: float, numbers: list[float]) -> float:
-    """As verdicts see it: differences of some microseconds are no difference."""
+    """Compare as verdicts do, for whom differences of some microseconds are none."""
     return (min(numbers) + SLOW_TRIP_S) / (seconds + SLOW_TRIP_S)
 
 
@@ -141,7 +141,7 @@ def _interface(facts: RankFacts) -> str:
 
 
 def _others(facts: RankFacts) -> str:
-    """Interfaces that are up and have an address."""
+    """List the other interfaces that are up and have an address."""
     return ", ".join(
         f"{one.name} {one.addresses[0].partition('/')[0]}"
         + (f" ({words.speed(one.bits_per_s)})" if one.bits_per_s else "")
@@ -151,7 +151,7 @@ def _others(facts: RankFacts) -> str:
 
 
 def _cores(facts: RankFacts) -> str:
-    """How many of how many; which, where they are few."""
+    """Say how many of the host's cores a rank may use, and which if it is a single one."""
     if len(facts.cores) == facts.host_cores:
         return str(facts.host_cores)
     which = f" (core {facts.cores[0]})" if len(facts.cores) == 1 else ""
@@ -159,6 +159,6 @@ def _cores(facts: RankFacts) -> str:
 
 
 def _clock(checkup: Checkup, rank: int) -> str:
-    """What to add to read rank 0's."""
+    """Return what to add to the rank's clock to read rank 0's, in milliseconds."""
     offset_s = checkup.clock_offsets_s.get(rank)
     return "" if offset_s is None else f"{offset_s * 1e3:+,.1f}"

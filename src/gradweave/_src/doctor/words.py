@@ -13,13 +13,13 @@ def rate(bytes_per_s: float) -> str:
 
 
 def megabits(bytes_per_s: float) -> str:
-    """Per second, with digits enough for slow links."""
+    """Return megabits per second as text, with digits enough for slow links."""
     found = 8 * bytes_per_s / 1e6
     return f"{found:,.0f}" if found >= 10 else f"{found:.2g}"  # noqa: PLR2004
 
 
 def speed(bits_per_s: int) -> str:
-    """What a card says of itself."""
+    """Return a card's rate as text, in Gbit/s or Mbit/s."""
     return f"{bits_per_s / 1e9:g} Gbit/s" if bits_per_s >= 10**9 else f"{bits_per_s / 1e6:g} Mbit/s"
 
 
@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0 and 1``, ``ranks 0, 1 and 5``."""
+    """Return such texts as ``rank 3``, ``ranks 0 and 1``, ``ranks 0, 1 and 5``."""
     return f"rank{'s' if len(numbers) > 1 else ''} {listed([str(one) for one in numbers])}"
 
 

@@ -69,7 +69,7 @@ def write_ranks(
 
 
 def nodes(trace: Trace, plan: Plan, timeline: Timeline) -> list[Node]:
-    """In an order in which each comes after what it waits for."""
+    """Return the nodes in an order in which each comes after what it waits for."""
     return list(_nodes(trace, plan, timeline))
 
 
@@ -123,7 +123,7 @@ def _message(number: int, span: Span, plan: Plan, *, after: int, needed: int = 0
 
 
 def _operation(span: Span) -> str:
-    """``bf16 all-reduce 3`` is the third all-reduce, of fewer bytes."""
+    """Return the operation in a label such as ``bf16 all-reduce 3``: ``all-reduce``."""
     name = span.label.rpartition(" ")[0].rpartition(" ")[2]
     if name not in COLLECTIVES:
         raise RequestError(
@@ -138,7 +138,7 @@ def _known(number: int) -> tuple[int, ...]:
 
 
 def encoded(found: Sequence[Node]) -> bytes:
-    """GlobalMetadata, then each Node, as et_def.proto numbers their fields."""
+    """Encode GlobalMetadata and then each Node, as et_def.proto numbers their fields."""
     metadata = text_field(1, VERSION)
     return b"".join([delimited(metadata), *(delimited(_node(node)) for node in found)])
 

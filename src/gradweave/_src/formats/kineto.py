@@ -73,7 +73,7 @@ class Event(Struct, frozen=True):
 
 
 class _Profile(Struct, frozen=True):
-    """As the file has it; what else there is in it is nobody's business here."""
+    """The fields of a profile's file that are read here; it has others."""
 
     traceEvents: list[Event]  # noqa: N815
     schemaVersion: int | None = None  # noqa: N815
@@ -169,7 +169,7 @@ def _steps(events: Iterable[Event], origin: str) -> dict[int, Event]:
 
 
 class _Gradient(Struct, frozen=True, kw_only=True):
-    """Or a message, where nothing is known of what it was merged from."""
+    """A gradient, or a message where nothing is known of what it was merged from."""
 
     ready: float  # microseconds
     elements: int
@@ -233,7 +233,7 @@ class _Step:
     def _launched(
         self, events: Iterable[Event], within: Iterable[Event]
     ) -> list[tuple[Event, Event]]:
-        """Calls of the step and the kernels that they launched, wherever those run, in order."""
+        """Return the step's calls with the kernels they launched, wherever those run, in order."""
         calls = {
             number: event
             for event in within
@@ -252,7 +252,7 @@ class _Step:
         return sorted(pairs, key=lambda pair: pair[0].ts)
 
     def _start_of_forward(self, forwards: Sequence[Event], backward: Event) -> float:
-        """When torch's wrapper is called, or the first operation that autograd notes."""
+        """Return when torch's wrapper is called, or the first operation that autograd notes."""
         noted = (
             event
             for event in self._on_host
@@ -265,7 +265,7 @@ class _Step:
         return min(later, default=first.ts)
 
     def _all_reduces(self, passes: Sequence[Event]) -> list[Event]:
-        """Those that backward hands over: torch's wrapper does, when a gradient has come."""
+        """Return the all-reduces that torch's wrapper hands over while backward runs."""
         accumulating = (event for event in passes if event.name == AUTOGRAD + ACCUMULATED)
         began, ended = passes[0].ts, max((event.end for event in accumulating), default=0.0)
         during = [e for e in self._on_host if began <= e.ts <= ended and _is_all_reduce(e)]
@@ -279,7 +279,7 @@ class _Step:
     def _gradients(
         self, all_reduces: Sequence[Event], messages: int
     ) -> tuple[list[_Gradient], str | None]:
-        """With a note on what they are; messages, where the profile has no sizes of gradients."""
+        """Return gradients and a note on them, or messages if the profile has no sizes."""
         accumulated = [event for event in self._on_host if event.name == ACCUMULATED]
         gradients = [self._gradient(event) for event in accumulated]
         if gradients and None not in gradients:
@@ -294,7 +294,7 @@ class _Step:
         raise self._error("has no sizes of gradients; profile with record_shapes=True")
 
     def _gradient(self, event: Event) -> _Gradient | None:
-        """None where its shape was not recorded."""
+        """Return a gradient from its event; None where its shape was not recorded."""
         shape, kind = _first(event.args.get("Input Dims")), _first(event.args.get("Input type"))
         if not _is_shape(shape) or not kind:
             return None
@@ -320,7 +320,7 @@ class _Step:
 
 
 def _compared(gradients: int, all_reduces: Sequence[Event]) -> str | None:
-    """Whether as many elements were reduced as there are gradients, if the profile tells."""
+    """Say so where not as many elements were reduced as there are gradients; None otherwise."""
     shapes = [
         _first(_first(event.args.get("Input Dims")))
         for event in all_reduces
@@ -338,7 +338,7 @@ def _compared(gradients: int, all_reduces: Sequence[Event]) -> str | None:
 
 
 def _tensors(gradients: Sequence[_Gradient], began: float, forward: float) -> tuple[Tensor, ...]:
-    """Forward is spread over them as backward is, for a profile does not tell whose it was."""
+    """Return the trace's tensors; a profile does not tell whose forward was, so it is spread."""
     sent = [one for one in gradients if one.elements]
     ready = list(accumulate((max(0.0, one.ready - began) for one in sent), max))
     shares = [after - before for before, after in pairwise([0.0, *ready])]
@@ -357,7 +357,7 @@ def _tensors(gradients: Sequence[_Gradient], began: float, forward: float) -> tu
 
 
 def _end_of_launched(kernels: Sequence[tuple[Event, Event]]) -> Callable[[float], float]:
-    """Of a moment on the host: when the device has done what was launched until then.
+    """Return a function that tells when the device has done what was launched by a moment.
 
     Devices do what they are given in order, so this is when the last of it ends. Without kernels
     the host has computed it itself, and it is done at that moment.
@@ -384,7 +384,7 @@ def _moves_gradients(kernel: Event) -> bool:
 
 
 def _is_all_reduce(event: Event) -> bool:
-    """NCCL's notes have the same name for all collectives."""
+    """Whether it is an all-reduce; NCCL's notes have the same name for all collectives."""
     is_noted = event.name == NOTED_BY_NCCL and event.args.get("Collective name") == "allreduce"
     return is_noted or event.name == HANDED_OVER
 
@@ -394,7 +394,7 @@ def _first(value: Any) -> Any:
 
 
 def _is_shape(value: Any) -> bool:
-    """Of a tensor that can be; a scalar has none of the sizes."""
+    """Whether a value is a possible shape of a tensor; that of a scalar is empty."""
     return (
         isinstance(value, list)
         and all(isinstance(size, int) and 0 <= size < MOST_ELEMENTS for size in value)

@@ -6,7 +6,7 @@ VARINT, LENGTH_DELIMITED = 0, 2
 
 
 def varint(number: int) -> bytes:
-    """Seven bits to a byte, the lowest first."""
+    """Encode a number with seven bits to a byte, the lowest first."""
     encoded = bytearray()
     while number > 0x7F:  # noqa: PLR2004
         encoded.append(number & 0x7F | 0x80)
@@ -15,12 +15,12 @@ def varint(number: int) -> bytes:
 
 
 def number_field(field: int, number: int) -> bytes:
-    """A whole number that is not negative, a Boolean or an enum's value."""
+    """Encode a field with a whole number that is not negative, a Boolean or an enum's value."""
     return varint(field << 3 | VARINT) + varint(number)
 
 
 def numbers_field(field: int, numbers: Iterable[int]) -> bytes:
-    """A repeated number, packed as version 3 writes it; nothing where there is none."""
+    """Encode a repeated number, packed as version 3 writes it; nothing where there is none."""
     packed = b"".join(map(varint, numbers))
     return bytes_field(field, packed) if packed else b""
 
@@ -30,10 +30,10 @@ def text_field(field: int, text: str) -> bytes:
 
 
 def bytes_field(field: int, content: bytes) -> bytes:
-    """Bytes, or a message inside of another one."""
+    """Encode a field with bytes, or with a message inside of another one."""
     return varint(field << 3 | LENGTH_DELIMITED) + delimited(content)
 
 
 def delimited(message: bytes) -> bytes:
-    """With its length before it, as messages stand in a stream."""
+    """Return the message with its length before it, as messages stand in a stream."""
     return varint(len(message)) + message

@@ -96,7 +96,7 @@ class InUse(TellsOfWrappers):
         self._made.recall(texts)
 
     def begin_again(self) -> None:
-        """Models that are prepared from now on take the places of those that were."""
+        """Let models that are prepared from now on take the places of those that were."""
         self._made.begin_again()
 
     def _prepare(self, model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:

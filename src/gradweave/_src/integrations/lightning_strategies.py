@@ -41,7 +41,7 @@ def register(registry: Any, strategy: type) -> None:
 def _wrapped(
     module: nn.Module, device_ids: list[int] | None, options: dict[str, Any]
 ) -> DistributedDataParallel:
-    """As Lightning wraps: on a stream beside the default one where there are streams."""
+    """Wrap as Lightning does: on a stream beside the default one where there are streams."""
     beside: AbstractContextManager[object] = nullcontext()
     if device_ids is not None:
         beside = torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
@@ -80,9 +80,10 @@ class ForTrainer(TellsOfWrappers):
         super().on_train_batch_start(batch, batch_idx)  # type: ignore[misc]
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Where backward runs inside of forward, Lightning sends a static graph's first pass.
+        """Let Lightning send a static graph's first pass again after buckets have changed.
 
-        It does so once, and other buckets begin with a first pass again.
+        It does so once, where backward runs inside of forward, and other buckets begin with a first
+        pass again.
         """
         wrapper, is_awaited = self.model, False  # type: ignore[attr-defined]
         is_ours = isinstance(wrapper, DistributedDataParallel)

@@ -25,7 +25,7 @@ class MadeWrappers:
         self._begins_again = False
 
     def add(self, wrapper: DistributedDataParallel) -> None:
-        """On every rank, when it has just been made; it begins with the recipe for its place."""
+        """Note a new wrapper, on every rank, and let it begin with the recipe for its place."""
         if self._begins_again:
             self._clear()
         place = len(self._accounts)
@@ -34,9 +34,9 @@ class MadeWrappers:
         wrapper.adopt(self._recalled[place] if place < len(self._recalled) else None)
 
     def begin_again(self) -> None:
-        """Those that come now take the places of those that were, and their recipes.
+        """Let wrappers that are made from now on take the places and recipes of earlier ones.
 
-        Unless others were recalled meanwhile, which count. Until one comes, nothing changes.
+        Recipes that were recalled meanwhile count more. Until a wrapper is made, nothing changes.
         """
         self._begins_again = True
 
@@ -47,7 +47,7 @@ class MadeWrappers:
         self._accounts, self._wrappers = [], []
 
     def recall(self, recipes: Sequence[str]) -> None:
-        """Recipes of an earlier run, as texts, for wrappers that are made from now on."""
+        """Take recipes of an earlier run, as texts, for wrappers that are made from now on."""
         self._recalled, self._awaits_wrappers = tuple(recipes), True
 
     def adopt_recalled(self) -> None:
@@ -92,7 +92,7 @@ def _agreed(are_there: Sequence[bool]) -> list[bool]:
 
 
 class TellsOfWrappers:
-    """What whoever makes wrappers tells of the last of them, also when that is gone."""
+    """Tells of the last wrapper that an integration has made, also when that is gone."""
 
     _made: MadeWrappers
 
@@ -107,13 +107,13 @@ class TellsOfWrappers:
         return self._made.last.plan
 
     def findings(self) -> Findings:
-        """What planning has found out so far."""
+        """Return what planning has found out so far."""
         return self._made.last.findings()
 
     def explain(self) -> str:
-        """What was measured, what was tried, what was chosen, what it gains."""
+        """Say what was measured, what was tried, what was chosen, and what it gains."""
         return self._made.last.explain()
 
     def recipe(self) -> Recipe:
-        """What a restart can be given as ``plan``."""
+        """Return what a restart can be given as ``plan``."""
         return self._made.last.recipe()

@@ -1,4 +1,4 @@
-"""As `gradweave._src.integrations.lightning`, for who imports `pytorch_lightning`.
+"""The strategies of `gradweave._src.integrations.lightning`, for users of `pytorch_lightning`.
 
 import gradweave._src.integrations.pytorch_lightning
 Trainer(strategy="gradweave")

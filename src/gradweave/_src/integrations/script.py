@@ -76,7 +76,7 @@ def run_script(script: Script, options: Mapping[str, Any], *, to: TextIO) -> int
 
 
 class _WhateverIsMain(ModuleType):
-    """The script's module, by the name that processes have for it which the script spawns.
+    """A stand-in for the script's module under the name that it has in processes it spawns.
 
     What they send back is looked for there, and Python has put our own module there.
     """

@@ -20,10 +20,10 @@ OnMade = Callable[[DistributedDataParallel], None]
 
 
 class _InTorchsPlace(ABCMeta):
-    """Of a class that stands for torch's: whatever is one of torch's is one of it.
+    """The metaclass of a class that stands for torch's: torch's instances count as its own.
 
-    Whether classes derive from each other stays true: Python asks all that are derived from ours
-    whether they have something for a subclass, and so torch's wrappers would become ours.
+    Subclass checks stay as they are: Python asks all that are derived from ours whether they have
+    something for a subclass, and so torch's wrappers would become ours.
     """
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -32,7 +32,7 @@ class _InTorchsPlace(ABCMeta):
         return super().__instancecheck__(instance)
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        """Torch notes on its class whose forward runs, and looks there for it."""
+        """Set what torch notes on its class, such as whose forward runs, on torch's own class."""
         if _stands_in(cls) and name in vars(TorchDDP) and not name.startswith(("__", "_abc_")):
             setattr(TorchDDP, name, value)
         else:
@@ -40,7 +40,7 @@ class _InTorchsPlace(ABCMeta):
 
 
 def _stands_in(cls: type) -> bool:
-    """Not classes that a script derives from it."""
+    """Whether this is a stand-in itself, not a class that a script derives from one."""
     return "stands_for_torchs" in vars(cls)
 
 
@@ -68,13 +68,13 @@ def stand_in(options: Mapping[str, Any], on_made: OnMade) -> type[DistributedDat
 
 
 def _empty_wrapper() -> DistributedDataParallel:
-    """What pickle fills: it knows classes by where they are, and a stand-in is nowhere."""
+    """Return a wrapper for pickle to fill, which cannot find a stand-in by its name."""
     return DistributedDataParallel.__new__(DistributedDataParallel)
 
 
 @contextmanager
 def in_torchs_place(replacement: type) -> Iterator[None]:
-    """For the length of a block, whoever asks torch for its wrapper gets this."""
+    """Give this class to whoever asks torch for its wrapper, for the length of a block."""
     before = [getattr(home, NAME) for home in HOMES]
     for home in HOMES:
         setattr(home, NAME, replacement)

@@ -30,7 +30,7 @@ class GradweaveCallback(TrainerCallback):  # type: ignore[misc]
         self._has_told = False
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """One step late: that planning is over is seen when the next forward pass begins."""
+        """Log what was found, one step late: planning's end is seen in the next forward pass."""
         del args, kwargs
         self._tell()
 
@@ -77,7 +77,7 @@ def use_gradweave(trainer: Trainer, **options: Any) -> InUse:
         return train(resume_from_checkpoint, *args, **kwargs)
 
     def make_accelerator_with_ours() -> None:
-        """Each trial of a search for hyperparameters makes one, inside of `train`."""
+        """Move ours to the accelerator that each trial of a hyperparameter search makes anew."""
         make_accelerator()
         in_use.move_to(trainer.accelerator)
 

@@ -37,7 +37,7 @@ def check_agents(command: Sequence[str], spec: ClusterSpec) -> None:
 def node_environments(
     command: Sequence[str], spec: ClusterSpec, *, base: Mapping[str, str], meeting: MeetingPoint
 ) -> dict[int, dict[str, str]]:
-    """By node: ``base`` with what torchrun takes for options that the command does not have."""
+    """Return each node's environment: ``base``, and torchrun's options that the command lacks."""
     told = {**agent_environment(base), "PET_NNODES": str(spec.nodes)}
     if not {"master-addr", "master-port"} & _options(command).keys():
         told["PET_RDZV_ENDPOINT"] = f"{meeting.address}:{meeting.port}"
@@ -45,7 +45,7 @@ def node_environments(
 
 
 def _launcher_words(command: Sequence[str]) -> int:
-    """How many words of the command start torchrun; none where it is another program."""
+    """Return how many words of the command start torchrun; 0 where it is another program."""
     match [PurePath(command[0]).name if command else "", *command[1:3]]:
         case ["torchrun", *_]:
             return 1
@@ -55,7 +55,7 @@ def _launcher_words(command: Sequence[str]) -> int:
 
 
 def _options(command: Sequence[str]) -> dict[str, str]:
-    """Those of torchrun itself, by their names with hyphens; what follows is the script's."""
+    """Return torchrun's own options by their names with hyphens; what follows is the script's."""
     found: dict[str, str] = {}
     words = iter(command[_launcher_words(command) :])
     for word in words:

@@ -205,7 +205,7 @@ class Cluster:
         }
 
     def _meeting_point(self, job: int) -> MeetingPoint:
-        """Each job has its own port: two may run at once."""
+        """Return where a job's ranks meet; each job has its own port, for two may run at once."""
         if not self._loopback:
             return MeetingPoint(self.spec.address_of(0), FIRST_PORT + job, INTERFACE)
         with socket.create_server(("127.0.0.1", 0)) as server:

@@ -35,7 +35,7 @@ class Fabric:
         self._wiring: Wiring | None = None  # None on loopback
 
     def serve(self, launcher: int) -> None:
-        """``launcher`` is a pidfd, which becomes readable when that process ends."""
+        """Answer until nobody asks; ``launcher`` is a pidfd, readable when that process ends."""
         for file, handle in (
             (launcher, lambda: False),
             (self._control, self._answer_next),
@@ -110,7 +110,7 @@ class Fabric:
 
 
 def _child_signals() -> socket.socket:
-    """Readable when a child has ended."""
+    """Return a socket that is readable when a child has ended."""
     reading, writing = socket.socketpair()
     reading.settimeout(0)
     writing.settimeout(0)

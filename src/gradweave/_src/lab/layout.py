@@ -48,7 +48,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def ways(self) -> tuple[tuple[Cable, ...], ...]:
-        """For each rank the cables from its interface up to the core; then from its second."""
+        """For each rank the cables from its interface to the core; then from each second one."""
         above = {cable.lower_bridge: cable for cable in self.racks + self.nodes}
         return tuple(_way(cable, above) for cable in (*(self.ranks or self.nodes), *self.seconds))
 

@@ -94,7 +94,7 @@ def send_answer(connection: socket.socket, number: int, answer: Answer) -> None:
 
 
 def receive_request(connection: socket.socket) -> Received | None:
-    """None when the other side has gone."""
+    """Return the next request; None when the other side has gone."""
     packet, files, _, _ = socket.recv_fds(
         connection, MAX_PACKET_BYTES, FILES_PER_RANK, socket.MSG_CMSG_CLOEXEC
     )
@@ -102,7 +102,7 @@ def receive_request(connection: socket.socket) -> Received | None:
 
 
 def receive_answer(connection: socket.socket, number: int) -> Answer | None:
-    """None when the other side has gone."""
+    """Return the answer to a request; None when the other side has gone."""
     while packet := connection.recv(MAX_PACKET_BYTES):
         found, answer = _answers.decode(packet)
         if found == number:

@@ -31,7 +31,7 @@ class Namespace:
 
 @contextmanager
 def entered(*namespaces: Namespace, home: tuple[Namespace, ...]) -> Iterator[None]:
-    """This thread, and what it starts, is in ``namespaces`` for the length of a block."""
+    """Put this thread, and what it starts, into ``namespaces`` for the length of a block."""
     try:
         for namespace in namespaces:
             namespace.enter()
@@ -50,7 +50,7 @@ def new_network_namespace(home: Namespace) -> Namespace:
 
 
 def new_host(name: str, home: Namespace) -> Namespace:
-    """A UTS namespace whose hostname is ``name``."""
+    """Return a new UTS namespace whose hostname is ``name``."""
     try:
         _checked(_libc.unshare(CLONE_NEWUTS), "unshare")
         encoded = name.encode()
@@ -67,7 +67,7 @@ def mount_own_proc() -> None:
 
 
 def replace_file(path: str, text: str) -> None:
-    """In this mount namespace only, ``path`` reads as ``text``."""
+    """Let ``path`` read as ``text``, in this mount namespace only."""
     with NamedTemporaryFile("w") as file:  # the mount keeps the file when its name is gone
         file.write(text)
         file.flush()
@@ -79,5 +79,5 @@ def replace_file(path: str, text: str) -> None:
 
 
 def adopt_orphans() -> None:
-    """What descendants leave behind becomes a child of this process, which can then end it."""
+    """Make orphaned descendants children of this process, which can then end them."""
     _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")

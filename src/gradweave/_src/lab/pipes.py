@@ -28,7 +28,7 @@ class LinePipe:
         self.ended = False  # whether the writing end is closed
 
     def read(self, *, last: bool = False) -> list[OutputLine]:
-        """The lines that are there; with ``last``, also one that lacks its end."""
+        """Return the lines that are there; with ``last``, also one that lacks its end."""
         data = b""
         with suppress(BlockingIOError):
             data = os.read(self.fd, _READ_BYTES)
@@ -42,7 +42,7 @@ class LinePipe:
 
 
 class RankPipes:
-    """Opened for one rank; ``theirs`` go to the fabric and are then closed here."""
+    """The pipes of one rank; ``theirs`` go to the fabric and are then closed here."""
 
     def __init__(self, rank: int) -> None:
         pairs = [os.pipe() for _ in range(3)]
@@ -63,6 +63,6 @@ class RankPipes:
             os.close(fd)
 
     def exit_status(self) -> int | None:
-        """None where the fabric has ended without telling."""
+        """Return the rank's exit status; None where the fabric has ended without telling."""
         told = os.read(self.exit_fd, 16)
         return int(told) if told else None

@@ -39,7 +39,7 @@ class Processes:
         self._alive: dict[int, _Process] = {}
 
     def start(self, request: StartRank, files: list[int]) -> None:
-        """``files`` stay the caller's to close."""
+        """Start a rank; ``files`` stay the caller's to close."""
         output, errors, exit_file = files
         os.chdir(request.directory)
         pid = os.posix_spawn(
@@ -72,7 +72,7 @@ class Processes:
         return True
 
     def reap_orphans(self) -> None:
-        """The first process of a PID namespace inherits all orphans; ranks report themselves."""
+        """Reap orphans, which the first process of a PID namespace inherits; ranks stay."""
         while (pid := _ended_child()) is not None and pid not in self._alive:
             os.waitpid(pid, 0)
 

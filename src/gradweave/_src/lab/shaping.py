@@ -55,7 +55,7 @@ def shape(ipr: IPRoute, index: int, bucket: TokenBucket | None, *, delay_s: floa
 
 
 def _bucket_handle(ipr: IPRoute, index: int, bucket: TokenBucket) -> str:
-    """That of the bucket which is there, so that its queue stays, or another one's.
+    """Return the handle of the present bucket, so that its queue stays, or a new one.
 
     What waits may be as large as the present bucket lets pass at once. In a smaller one the kernel
     would wait for ever to have tokens for it, with everything behind it: so that one begins with an
@@ -70,7 +70,7 @@ def _bucket_handle(ipr: IPRoute, index: int, bucket: TokenBucket) -> str:
 
 
 def _delay(ipr: IPRoute, index: int, bucket: TokenBucket | None, *, delay_s: float) -> None:
-    """netem first, the bucket inside it: a packet waits out the delay, then for its turn."""
+    """Put netem first and the bucket inside it: a packet waits out the delay, then for its turn."""
     in_flight_bytes = delay_s * (bucket.bits_per_s / 8 if bucket else 10**10)
     waiting_bytes = in_flight_bytes + (bucket.limit_bytes if bucket else 0)
     try:
@@ -91,13 +91,13 @@ def _delay(ipr: IPRoute, index: int, bucket: TokenBucket | None, *, delay_s: flo
 
 
 def shaped_bits_per_s(ipr: IPRoute, index: int) -> int | None:
-    """The rate that the kernel holds this interface to."""
+    """Return the rate to which the kernel holds this interface; None where it is not shaped."""
     present = _present_bucket(ipr, index)
     return None if present is None else _bits_per_s(present)
 
 
 def _present_bucket(ipr: IPRoute, index: int) -> Any:
-    """What the kernel says of the interface's bucket, if it has one."""
+    """Return what the kernel says of the interface's bucket; None where it has none."""
     found = (one for one in ipr.get_qdiscs(index=index) if one.get_attr("TCA_KIND") == "tbf")
     return next(found, None)
 

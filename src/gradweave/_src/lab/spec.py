@@ -102,7 +102,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def checked_rate(text: str, field: str = "rate") -> int:
-    """Bits per second, within what the kernel can shape."""
+    """Return bits per second; RequestError where the kernel cannot shape such a rate."""
     bits_per_s = parse_rate(text)
     if not MIN_BITS_PER_S <= bits_per_s <= MAX_BITS_PER_S:
         raise RequestError(f"{field} must be between 100kbit and 32gbit, got {text}")
@@ -120,7 +120,7 @@ class MeetingPoint(Struct, frozen=True):
 def rank_environment(
     spec: ClusterSpec, rank: int, *, base: Mapping[str, str], meeting: MeetingPoint
 ) -> dict[str, str]:
-    """``base`` with what torchrun would add, and defaults for many ranks on few cores."""
+    """Return ``base`` with what torchrun would add, and defaults for many ranks on few cores."""
     return {
         **agent_environment(base),
         "RANK": str(rank),
@@ -135,7 +135,7 @@ def rank_environment(
 
 
 def agent_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """``base`` with defaults for many ranks on few cores."""
+    """Return ``base`` with defaults for many ranks on few cores."""
     return {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",  # or lines would come when the rank ends
@@ -144,7 +144,7 @@ def agent_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def hosts_file(spec: ClusterSpec) -> str:
-    """Names for all addresses; torch asks for those of its peers as IPv6 and warns without."""
+    """Return names for all addresses; torch also asks for IPv6 ones, and warns without them."""
     lines = ["127.0.0.1 localhost"]
     for rank in range(spec.world_size):
         address, local = spec.address_of(rank), rank % spec.ranks_per_node

@@ -53,7 +53,7 @@ class Wiring:
         self._at_first = self._counted()
 
     def rank(self, rank: int) -> AbstractContextManager[None]:
-        """What is started within this block runs as this rank."""
+        """Let what is started within a block run as this rank."""
         host = self._hosts[self._spec.node_of(rank)]
         return entered(self._networks[rank], host, home=self._home)
 
@@ -82,14 +82,14 @@ class Wiring:
         )
 
     def _arrived(self, cable: Cable) -> int:
-        """Counted at the upper end, behind the shaped link."""
+        """Return the bytes that came up a cable, counted behind the shaped link."""
         _, upper = self._ends[cable.lower]
         (link,) = self._ipr.get_links(upper.index)
         return int(link.get_attr("IFLA_STATS64")["rx_bytes"])
 
     @contextmanager
     def _netlink(self, network: Namespace | None) -> Iterator[IPRoute]:
-        """A rank's is opened when needed: kept, each would hold five open files."""
+        """Open a rank's netlink for a block: kept open, each would hold five files."""
         if network is None:
             yield self._ipr
             return
@@ -111,7 +111,7 @@ class Wiring:
         self._fit_segments()
 
     def _lower_end(self, cable: Cable) -> _End:
-        """Lays the cable, so it comes before the upper end."""
+        """Lay a cable and return its lower end; this comes before the upper end."""
         network = None if cable.rank is None else self._networks[cable.rank]
         peer: dict[str, str | int] = {"ifname": cable.lower_name}
         if network is not None:
@@ -161,7 +161,7 @@ def _index(ipr: IPRoute, name: str) -> int:
 
 
 def _configure() -> None:
-    """Settings of the network namespace that this process is in."""
+    """Write the settings of the network namespace that this process is in."""
     for name, value in _NETWORK_SETTINGS.items():
         with suppress(OSError):  # a kernel without IPv6; a container where /proc is not ours
             Path("/proc/sys/net", name).write_text(value)

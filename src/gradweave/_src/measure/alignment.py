@@ -14,7 +14,7 @@ ROUND_TRIPS = 8
 def clock_offset_s(
     group: dist.ProcessGroup, *, now_s: Callable[[], float] = time.perf_counter
 ) -> float:
-    """What to add to this rank's clock to read rank 0's. Call it on every rank.
+    """Return what to add to this rank's clock to read rank 0's. Call it on every rank.
 
     Rank 0 answers each rank with its time; the answer of the fastest round trip is taken to have
     been given in the middle of it.
@@ -33,7 +33,7 @@ def clock_offset_s(
 
 
 def _asked(group: dist.ProcessGroup, now_s: Callable[[], float]) -> tuple[float, float]:
-    """How long the round trip took, and the offset by it."""
+    """Return how long a round trip to rank 0 took, and the offset by it."""
     message = torch.zeros(1, dtype=torch.float64)
     sent_s = now_s()
     group.send([message], 0, 0).wait()

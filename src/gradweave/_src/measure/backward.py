@@ -136,7 +136,7 @@ class Marks(NamedTuple):
 
     @property
     def _last(self) -> list[object]:
-        """Streams go on in order, and a model mostly has one; gradients may come on others."""
+        """All marks, for gradients may come on other streams than the model's."""
         return [self.began, self.ended, *self.called.values(), *self.ready.values()]
 
     def iteration(self) -> Iteration:
@@ -192,7 +192,7 @@ class Observer:
             self._on_last()
 
     def marks(self) -> Marks | None:
-        """What was seen since ``begin``; None where the model was not called."""
+        """Return what was seen since ``begin``; None where the model was not called."""
         if self._began is None or self._ended is None:
             return None
         return Marks(
@@ -201,7 +201,7 @@ class Observer:
 
 
 def _owner(parameter: str, called: dict[str, object]) -> str:
-    """The innermost module around a parameter that was called; some use others' parameters."""
+    """Return the innermost module around a parameter that was called: others may use it."""
     owner = parameter
     while owner:
         owner = owner.rpartition(".")[0]
@@ -264,7 +264,7 @@ class RankTimes(Struct, frozen=True, kw_only=True):
 
 
 def rank_times(observed: list[Iteration], parameters: Iterable[str]) -> RankTimes:
-    """Raise RequestError where no parameter has got a gradient."""
+    """Return medians over iterations; RequestError where no parameter has got a gradient."""
     names = list(parameters)
     if not any(one.ready_s for one in observed):
         raise RequestError("no parameter got a gradient; step() must call backward")
@@ -293,7 +293,7 @@ def trace_of(
     batch_size: int,
     iterations: int,
 ) -> Trace:
-    """In the order in which gradients are ready; parameters without elements send nothing."""
+    """Return the trace, in the order in which gradients are ready, without empty parameters."""
     shares_s = _forward_shares_s(times.needed_s, times.forward_s)
     # Of gradients that come at once, the one declared last comes first, as it does in backward.
     declared = {name: place for place, name in enumerate(parameters)}
@@ -357,7 +357,7 @@ def _spread(times_s: list[float]) -> Spread:
 
 
 def _median_ready_s(observed: list[Iteration], names: list[str]) -> dict[str, float]:
-    """Over the iterations that had the gradient; one that never came is as late as the last."""
+    """Return the median time of each gradient; one that never came is as late as the last."""
     times_s = {
         name: [one.ready_s[name] for one in observed if name in one.ready_s] for name in names
     }
@@ -370,7 +370,7 @@ def _device(parameters: dict[str, nn.Parameter]) -> torch.device:
 
 
 def _forward_shares_s(needed_s: dict[str, float], forward_s: float) -> dict[str, float]:
-    """From when a tensor is needed until the next one is; the first takes what comes before it."""
+    """Return the time from when each tensor is needed until the next is; the first begins at 0."""
     in_order = sorted(needed_s, key=lambda name: needed_s[name])
     begins_s = [0.0, *(needed_s[name] for name in in_order[1:]), forward_s]
     return {

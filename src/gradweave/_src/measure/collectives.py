@@ -29,7 +29,7 @@ def time_collectives(
     nbytes: int,
     repeats: int,
 ) -> Iterator[Timing]:
-    """Every algorithm on the same message, taking turns; the same on every rank."""
+    """Time all algorithms in turn on the same message; the results are the same on every rank."""
     device = payload_device(communicator.group)
     message = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
     correct = {name: _is_correct(communicator, operation, name, message) for name in algorithms}
@@ -59,7 +59,7 @@ def time_collectives(
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:
-    """How many times the message must cross the busiest link, whatever the algorithm."""
+    """Return how often the message must cross the busiest link, whatever the algorithm."""
     match operation:
         case "all-reduce":
             return 2 * (ranks - 1) / ranks
@@ -89,7 +89,7 @@ def _calls_per_burst(
 
 
 def _slowest(communicator: Communicator, seconds: float) -> float:
-    """The largest of what the ranks measured, so that all of them go on with the same number."""
+    """Return the largest of what ranks measured, so that all go on with the same number."""
     (slowest,) = largest(communicator.group, [seconds])
     return slowest
 
@@ -97,7 +97,7 @@ def _slowest(communicator: Communicator, seconds: float) -> float:
 def _is_correct(
     communicator: Communicator, operation: Operation, name: str, message: torch.Tensor
 ) -> bool:
-    """Bit for bit on small integers, whose sums are exact; the message is zero again afterwards."""
+    """Whether small integers, whose sums are exact, come out bit for bit; zeros are left."""
     ranks, rank = communicator.group.size(), communicator.group.rank()
     counting = torch.arange(message.numel(), dtype=torch.float32) % 7
     message.copy_(counting + rank)

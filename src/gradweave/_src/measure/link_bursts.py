@@ -18,7 +18,7 @@ from gradweave._src.vocabulary import MIB
 MESSAGES, BURST_S = 8, 0.016
 LONGEST_BURST_S = 0.25
 LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES = 32 * 1024, 4 * MIB
-# To so many other hosts at most.
+# A host sends to so many others at most.
 MOST_PEERS = 4
 # Each part of the answer has so many bursts to each: a busy host spoils one now and then.
 BURSTS = 3
@@ -69,7 +69,7 @@ class _Bursts:
         self.hosts = len(firsts)
 
     def fitting_bytes(self) -> int:
-        """Bytes of a message with which a burst is as long as it should be, on all ranks alike."""
+        """Return the size of messages that makes a burst as long as it should be, on all ranks."""
         nbytes = LEAST_MESSAGE_BYTES
         while True:
             seen = [one.s_per_byte for one in self.burst(1, nbytes, part=0)]
@@ -84,7 +84,7 @@ class _Bursts:
             nbytes *= 4
 
     def burst(self, distance: int, nbytes: int, *, part: int) -> list[Transfer]:
-        """All hosts send to the one that is so far away; what this rank has received, if any."""
+        """Let all hosts send to the one so far away, and return what this rank has received."""
         rank, firsts = self._group.rank(), self._firsts
         received = [torch.empty(nbytes, dtype=torch.uint8) for _ in range(MESSAGES)]
         message = torch.zeros(nbytes, dtype=torch.uint8)

@@ -18,7 +18,7 @@ PRODUCTS_AHEAD = 2
 
 @contextmanager
 def computing(device: torch.device) -> Iterator[Thread]:
-    """A thread multiplies matrices for the length of a block."""
+    """Have a thread multiply matrices for the length of a block."""
     over, begun = Event(), Event()
     clock = clock_for(device)
 

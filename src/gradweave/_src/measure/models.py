@@ -13,7 +13,7 @@ from gradweave._src.vocabulary import closest
 
 
 def build_model(text: str) -> nn.Module:
-    """``package.module:factory``, called without arguments."""
+    """Call the factory that ``package.module:factory`` names, and return its model."""
     module_name, _, factory_name = text.partition(":")
     if not module_name or not factory_name:
         raise RequestError(f"{text!r} names no factory; write it as package.module:factory")
@@ -32,7 +32,7 @@ def build_model(text: str) -> nn.Module:
 
 
 def random_input(text: str) -> torch.Tensor:
-    """``32x3x224x224`` of random numbers, or ``32x128:50000`` of integers below 50000."""
+    """Return random numbers for ``32x3x224x224``, integers below 50000 for ``32x128:50000``."""
     match = re.fullmatch(r"(\d{1,9}(?:x\d{1,9})*)(?::(\d{1,12}))?", text, re.ASCII)
     shape = [int(size) for size in match[1].split("x")] if match else []
     if match is None or 0 in shape or match[2] == "0":
@@ -58,7 +58,7 @@ def telling(what: str) -> Iterator[None]:
 
 
 def loss_of(output: object) -> torch.Tensor:
-    """The output's own loss, or the mean of whatever numbers it has."""
+    """Return the output's own loss, or the mean of whatever numbers it has."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, torch.Tensor):
         return own

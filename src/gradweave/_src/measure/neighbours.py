@@ -30,7 +30,7 @@ class Neighbours:
         self._began = _reading()
 
     def note(self) -> str | None:
-        """What to tell the user; None where others were quiet, or where nobody knows."""
+        """Return what to tell the user; None where others were quiet, or where nobody knows."""
         return busy_note(self._began, _reading(), cores=os.cpu_count() or 1)
 
 
@@ -48,7 +48,7 @@ def busy_note(began: Reading | None, ended: Reading | None, *, cores: int) -> st
 
 
 def _reading() -> Reading | None:
-    """None where the kernel does not tell."""
+    """Return what has been computed so far; None where the kernel does not tell."""
     try:
         name, *columns = STAT.read_text().partition("\n")[0].split()
         ticks = sum(int(columns[column]) for column in BUSY_COLUMNS)

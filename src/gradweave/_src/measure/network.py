@@ -164,7 +164,7 @@ class Sample:
         return max(0.0, self.alone_s - further_s)
 
     def gap_s(self, latency_s: float) -> float:
-        """What a further message takes, where the first one takes so much more.
+        """Return what a further message takes, where the first one takes ``latency_s`` more.
 
         Noise must not make messages seem free: it is at least half of an equal share.
         """
@@ -173,14 +173,14 @@ class Sample:
 
 
 def sample_of(once_s: Sequence[float], stream_s: Sequence[float], messages: int) -> Sample:
-    """From times of one message, and of streams of so many, in turn."""
+    """Sum up the times of one message, and of streams of so many, which took turns."""
     shares_s = [all_s / messages for all_s in stream_s]
     low_s, share_s, high_s = np.quantile(shares_s, [0.25, 0.5, 0.75]).tolist()
     return Sample(median(once_s), share_s, messages, noise=(high_s - low_s) / share_s)
 
 
 def gaps_of(samples: Sequence[Sample]) -> tuple[list[float], float]:
-    """What a message of each size keeps the next one waiting, and the latency of all of them.
+    """Return how long each size keeps the next message waiting, and the latency of all sizes.
 
     A stream takes a gap for each of its messages, and the latency once: shared equally, that would
     make each seem dearer, by a third in a stream of three. Of one size a latency is the difference
@@ -205,7 +205,7 @@ class _Survey:
     hopeless: set[Way] = field(default_factory=set)
 
     def measure(self, nbytes: int, beside: Sequence[Beside]) -> None:
-        """All ways take turns, idle and beside compute."""
+        """Time messages of a size: all ways take turns, idle and beside compute."""
         streams = {}
         for way in self.ways:
             if way not in self.hopeless:
@@ -233,7 +233,7 @@ class _Survey:
         return next(iter(self.beside))
 
     def give_up_on_the_slow(self, nbytes: int) -> None:
-        """What is hopeless at a size will be at larger ones; its curve would end too early."""
+        """Time ways no longer that are hopeless at this size: they will be at larger ones."""
         if self.keeps_slow:
             return
         seconds = {
@@ -414,7 +414,7 @@ def never_cheaper(seconds: Sequence[float]) -> list[float]:
 def _measure_links(
     communicator: Communicator, device: torch.device, *, seed: int = 0
 ) -> tuple[Links, list[TierSample]]:
-    """One link for each tier, and how sure that is: a few pairs of ranks stand for all of them.
+    """Measure one link for each tier by a few pairs of ranks, and say how sure that is.
 
     Pairs take their turns, so this takes as long in any world.
     """
@@ -436,7 +436,7 @@ def _measure_links(
 
 
 def _tier_sample(one_way_s: Sequence[Sequence[float]]) -> TierSample:
-    """From the times of each pair's messages, in the order of ``BETWEEN_TWO_BYTES``."""
+    """Sum up the times of each pair's messages, which are in the order of ``BETWEEN_TWO_BYTES``."""
     _, large, larger = BETWEEN_TWO_BYTES
     return TierSample(
         latency_s=typical([tiny_s for tiny_s, _, _ in one_way_s]),
@@ -449,7 +449,7 @@ def _tier_sample(one_way_s: Sequence[Sequence[float]]) -> TierSample:
 def _one_way_s(
     group: dist.ProcessGroup, ends: tuple[int, int], device: torch.device
 ) -> list[float]:
-    """Half of there and back, for each size: the lower quartile, for nothing makes it faster."""
+    """Return half a round trip for each size: its lower quartile, for noise only adds to it."""
     times_s: list[list[float]] = []
     for nbytes in BETWEEN_TWO_BYTES:
         times_s.append([])

@@ -46,7 +46,7 @@ class TierSample(Struct, frozen=True, kw_only=True):
     s_per_byte: Typical
 
     def text(self) -> str:
-        """``15.0 us (14.0 us to 16.1 us) and 118.0 MB/s (…), 5 pairs, 94 % sure``."""
+        """Say ``15.0 us (14.0 us to 16.1 us) and 118.0 MB/s (…), 5 pairs, 94 % sure``."""
         latency, slope = self.latency_s, self.s_per_byte
         rates = [f"{size_text(1 / one)}/s" if one else "any rate" for one in slope_ends(slope)]
         return (
@@ -58,12 +58,12 @@ class TierSample(Struct, frozen=True, kw_only=True):
 
 
 def slope_ends(slope: Typical) -> tuple[float, float, float]:
-    """The median, and the ends with the slowest rate first."""
+    """Return the median and both ends, the slowest rate first."""
     return slope.median, slope.greatest, slope.least
 
 
 def typical(values: Sequence[float]) -> Typical:
-    """Of one value for each pair."""
+    """Sum up a sample, which has one value for each pair."""
     return Typical(
         median=float(np.median(values)),
         least=min(values),
@@ -75,7 +75,7 @@ def typical(values: Sequence[float]) -> Typical:
 def sampled_pairs(
     topology: Topology, tier: int, *, most: int = MOST_PAIRS, seed: int = 0
 ) -> list[tuple[int, int]]:
-    """Different pairs of ranks whose outermost difference is this tier, at most so many.
+    """Return at most so many pairs of ranks whose outermost difference is this tier.
 
     All ranks draw the same: the seed is an argument.
     """

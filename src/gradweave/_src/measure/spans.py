@@ -92,7 +92,7 @@ class SpanRecorder:
         self._backward = self._ready = self.mark()
 
     def ready(self) -> Mark:
-        """A message is complete; backward is under way at least until now."""
+        """Note that a message is complete; backward is under way at least until now."""
         self._ready = self.mark()
         return self._ready
 
@@ -110,7 +110,7 @@ class SpanRecorder:
             self._messages.append(_Noted(ready, self._clock.mark(), operation, tensors, nbytes))
 
     def _is_of_next(self, message: _Noted) -> bool:
-        """All-gathers since backward has ended bring the next iteration's parameters."""
+        """Whether it brings the next iteration's parameters: an all-gather after backward."""
         return message.operation == "all-gather" and message.ready.place >= self._ready.place
 
     def _of_this(self) -> list[_Noted]:
@@ -122,14 +122,14 @@ class SpanRecorder:
             return [*self._before, _Step(self._begin.moment, self._of_this())]
 
     def messages(self) -> list[list[Message]]:
-        """Those of the last steps, the last one at the end; passes without any are left out."""
+        """Return the messages of the last steps in their order, without passes that had none."""
         steps = [step for step in self._steps() if step.messages]
         for step in steps:
             self._wait_for(step)
         return [self._messages_of(step) for step in steps]
 
     def message_count(self) -> int | None:
-        """How many the last step had that sent any; None before the first."""
+        """Return how many messages the last step had that sent any; None before the first."""
         return next((len(s.messages) for s in reversed(self._steps()) if s.messages), None)
 
     def _messages_of(self, step: _Step) -> list[Message]:
@@ -150,7 +150,7 @@ class SpanRecorder:
             self._clock.wait_until(message.done)
 
     def communication_s(self) -> float | None:
-        """For how long messages of the last step were on their way; None while that is not over."""
+        """Return how long messages of the last step were on their way; None while some are."""
         step = self._steps()[-1]
         if not have_passed(self._clock, [step.begin, *(m.done for m in step.messages)]):
             return None
@@ -158,11 +158,11 @@ class SpanRecorder:
 
     @property
     def begin_s(self) -> float:
-        """By this rank's own clock; on an accelerator, what was asked for is waited for."""
+        """The step's begin by this rank's own clock; waits for what an accelerator was asked."""
         return self._clock.on_host_s(self._begin.moment)
 
     def timeline(self, *, since_begin_s: float = 0.0) -> Timeline:
-        """Seconds since forward began, or since so long before that."""
+        """Return the step in seconds since forward began, or since so long before that."""
         clock, begin = self._clock, self._begin.moment
         step = self._steps()[-1]
         for mark in (self._begin, self._backward, self._ready):
@@ -223,7 +223,7 @@ class _HookState:
         self.recorder, self.send = recorder, send
 
     def __reduce__(self) -> tuple[type[object], tuple[()]]:
-        """Nothing stays of it in a copy of the wrapper, where torch registers no hook."""
+        """Leave nothing of it in a copy of the wrapper, where torch registers no hook."""
         return object, ()
 
 

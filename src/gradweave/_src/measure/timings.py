@@ -7,7 +7,7 @@ from gradweave._src.vocabulary import Operation
 
 
 class Question(Struct, frozen=True, kw_only=True):
-    """To time every algorithm on every size, for every operation, is what a rank is asked."""
+    """A question to all ranks: time every algorithm on every size, for every operation."""
 
     operations: tuple[Operation, ...]
     algorithms: tuple[str, ...]

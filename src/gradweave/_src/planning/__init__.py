@@ -89,7 +89,7 @@ def _fixed(spec: Spec) -> Merging:
 
 
 def _inductor(spec: Spec) -> Merging:
-    """``inductor``, or ``inductor:25MiB`` for another cap than the compiler's own."""
+    """Return the compiler's merging, with its own cap or that of ``inductor:25MiB``."""
     if spec.argument is None:
         return lambda trace, _: baselines.inductor(trace)
     nbytes = parse_bytes(spec.argument)
@@ -107,7 +107,7 @@ def _optimal_for_both(spec: Spec) -> MergingForBoth:
 
 
 def _tolerance(spec: Spec) -> float:
-    """``optimal``, or ``optimal:0.05`` for another tolerance."""
+    """Return the tolerance of ``optimal:0.05``, or the default of ``optimal``."""
     try:
         tolerance = DEFAULT_TOLERANCE if spec.argument is None else float(spec.argument)
     except ValueError:
@@ -179,7 +179,7 @@ def find_planner(name: str) -> Merging:
 
 
 def planner_summary(name: str) -> str:
-    """What becomes of gradients under a planner, such as ``optimal:0.05``, in one line."""
+    """Say in one line what a planner, such as ``optimal:0.05``, does with gradients."""
     spec = parse_spec(name)
     summary = PLANNERS[spec.name].summary
     return summary if isinstance(summary, str) else summary(spec)
@@ -243,7 +243,7 @@ def is_compressible(trace: Trace) -> bool:
 
 
 def priced_share(trace: Trace, compression: Compression | None) -> float:
-    """Of how many bytes for each byte of its gradients a message has the price.
+    """Return how many bytes a message is priced for, for each byte of its gradients.
 
     Prices of compressed messages are over gradients of 4 bytes. A sparse one carries 4 bytes for
     each gradient that it sends, also where gradients have 2: it costs what a message of twice the
@@ -266,7 +266,7 @@ def priced_share(trace: Trace, compression: Compression | None) -> float:
 
 
 def at_share(cost: Cost, share: float) -> Cost:
-    """Over the bytes of gradients, of which a message has the price of ``share`` as many."""
+    """Return the cost over bytes of gradients, of which a message pays for ``share`` as many."""
     if share == 1:
         return cost
     scaled = Share(cost, share)

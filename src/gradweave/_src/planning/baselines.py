@@ -38,7 +38,7 @@ def at_least(trace: Trace, nbytes: int) -> list[int]:
 
 
 def inductor(trace: Trace, nbytes: int = INDUCTOR_BYTES) -> list[int]:
-    """As torch's compiler merges all-reduces, where ``config.bucket_all_reduces_fx`` is ``all``.
+    """Merge as torch's compiler does where ``config.bucket_all_reduces_fx`` is ``all``.
 
     The rule is a plain cap on sizes (torch 2.13, ``bucket_all_reduce`` and
     ``greedy_bucket_collective_by_mb`` in ``_inductor/fx_passes/bucketing.py``): neighbours of one
@@ -64,7 +64,7 @@ def torch_caps() -> Iterator[int]:
 
 
 def closed_at(sizes: Sequence[int], caps: Iterator[int]) -> list[int]:
-    """A bucket closes as soon as it holds at least its cap, as torch's do."""
+    """Return the lengths of buckets that close when they hold at least their cap, as torch's do."""
     lengths, length, held, cap = [], 0, 0, next(caps)
     for size in sizes:
         length += 1

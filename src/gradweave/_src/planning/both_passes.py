@@ -37,7 +37,7 @@ AT_ONCE = 2**18
 def optimal_for_both(
     trace: Trace, reduce_scatter: Cost, all_gather: Cost, *, tolerance: float = DEFAULT_TOLERANCE
 ) -> list[int]:
-    """A plan within ``tolerance`` of the shortest iteration, with few messages.
+    """Return a merging within ``tolerance`` of the shortest iteration, with few messages.
 
     No plan within a quarter of the tolerance has fewer. With tolerance 0 it is the shortest there
     is, and of those one with the fewest messages.
@@ -112,7 +112,7 @@ class _Problem:
 
     @property
     def start(self) -> _Labels:
-        """Nothing merged, and nothing waits for it."""
+        """The label of the empty prefix, of which nothing is merged and nothing waits."""
         nothing = np.zeros(1, dtype=np.int64)
         return _Labels(nothing, np.zeros(1), self._due_s[:1], nothing)
 
@@ -132,7 +132,7 @@ class _Problem:
         return self.extended(labels, np.arange(len(labels)), np.full(len(labels), last))
 
     def at_least_s(self, labels: _Labels, outlook: _Outlook) -> FloatArray:
-        """The total, however the labels go on."""
+        """Return the least total that each label can come to, however it goes on."""
         after = labels.prefix
         tail_s = np.maximum(labels.tail_s + outlook.tail_s[after], self.least_tail_s)
         stall_s = np.maximum(labels.stall_s + outlook.stall_s[after], self.least_stall_s)
@@ -140,13 +140,13 @@ class _Problem:
         return np.asarray(np.maximum(tail_s + stall_s, together_s))
 
     def nothing_left(self) -> _Outlook:
-        """No further message: only what is whole has a future."""
+        """Return the outlook without any further message: only whole plans have a future."""
         arrays = np.full((5, self.tensors + 1), np.inf)
         arrays[:, -1] = 0.0, 0.0, 0.0, self.least_tail_s, self.least_stall_s
         return _Outlook(*arrays)
 
     def outlook(self, later: _Outlook | None) -> _Outlook:
-        """With one more message than ``later`` has; without ``later``, with any number."""
+        """Return the outlook for one message more than ``later`` has, or for any number of them."""
         new = self.nothing_left()
         old = later or new
         for last in range(self.tensors, 0, -1):
@@ -168,7 +168,7 @@ class _Problem:
         return self._reduce_scatter.seconds(nbytes), self._all_gather.seconds(nbytes)
 
     def _least_s(self) -> tuple[float, float]:
-        """The shortest tail and the shortest stall of any plan, each by itself."""
+        """Return the shortest tail and the shortest stall of any plan, each by itself."""
         every = np.arange(self.tensors + 1)
         tail_s, stall_s = np.zeros(len(every)), np.full(len(every), self._due_s[0])
         for last in range(1, self.tensors + 1):
@@ -178,7 +178,7 @@ class _Problem:
 
 
 def _short_s(problem: _Problem, tolerance: float) -> float:
-    """The least total of all plans, or one so near: fronts of one prefix after the other."""
+    """Return the least total of all plans, or one so near, from the fronts of all prefixes."""
     outlook = problem.outlook(None)
     known_s = _promising_s(problem, outlook)
     if known_s <= (problem.least_tail_s + problem.least_stall_s) * (1 + ROUNDING):
@@ -195,7 +195,7 @@ def _short_s(problem: _Problem, tolerance: float) -> float:
 
 
 def _promising_s(problem: _Problem, outlook: _Outlook) -> float:
-    """The total of a plan that is seldom bad: of each prefix, the most promising merging."""
+    """Return the total of a plan that is seldom bad: each prefix by its most promising merging."""
     known = newest = problem.start
     for last in range(1, problem.tensors + 1):
         grown = problem.extended_to(known, last)
@@ -207,9 +207,9 @@ def _promising_s(problem: _Problem, outlook: _Outlook) -> float:
 
 
 def _fewest(problem: _Problem, deadline_s: float, most: int, tolerance: float) -> list[int] | None:
-    """Layer by layer, one more message in each, until a plan meets the deadline.
+    """Return the lengths of the fewest buckets that meet the deadline; None if over ``most``.
 
-    None where it takes more than ``most`` messages; to know how many are left narrows the search.
+    The search goes layer by layer, one more message in each; to know how many are left narrows it.
     A merging that needs more messages than one that is as good cannot be part of the answer.
     """
     grid = max(ROUNDING / problem.tensors, tolerance / most)
@@ -240,7 +240,7 @@ def _fewest(problem: _Problem, deadline_s: float, most: int, tolerance: float) -
 
 
 def _one_more(problem: _Problem, layer: _Labels) -> Iterator[_Labels]:
-    """Every merging of a layer with every bucket that may follow it, some at a time."""
+    """Yield every merging of a layer with every bucket that may follow it, some at a time."""
     rows = max(1, AT_ONCE // problem.tensors)
     ends = np.arange(1, problem.tensors + 1)
     for first in range(0, len(layer), rows):
@@ -251,7 +251,7 @@ def _one_more(problem: _Problem, layer: _Labels) -> Iterator[_Labels]:
 def _front(
     labels: _Labels, outlook: _Outlook, grid_s: float, *, beside: _Labels | None = None
 ) -> _Labels:
-    """Without those that another of the same prefix, or one of ``beside``, is at least as good as.
+    """Leave out labels if another of the same prefix, or of ``beside``, is at least as good.
 
     Times are compared on a grid, because the same sums in another order are no other merging. Each
     bucket of a plan may lose two steps of the grid, one in the tail and one in the stall.

@@ -37,7 +37,7 @@ class Loop(NamedTuple):
         return "reduce" in self.operations
 
     def plan(self, trace: Trace) -> Plan:
-        """Everything in one message, or one for each layer that is to overlap."""
+        """Put everything into one message, or into one for each layer that is to overlap."""
         names = [tensor.name for tensor in trace.tensors]
         layers = groupby(names, owner)
         is_overlapped = self.name == "bsp-overlap"
@@ -53,7 +53,7 @@ class Loop(NamedTuple):
 
 
 def owner(tensor: str) -> str:
-    """The module it belongs to; one that belongs to the model itself is by itself."""
+    """Return the module of a tensor; one that belongs to the model itself is by itself."""
     return tensor.rpartition(".")[0] or tensor
 
 

@@ -64,7 +64,7 @@ def plan_among(
 
 
 def _share(trace: Trace, travel: Travel) -> float | None:
-    """That of its price; None where it has none."""
+    """Return a way's ``priced_share``; None where these gradients have no price in this way."""
     try:
         return priced_share(trace, travel.compression)
     except RequestError:

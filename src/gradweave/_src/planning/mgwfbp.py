@@ -9,7 +9,7 @@ from gradweave._src.trace import Trace
 
 
 def mgwfbp(trace: Trace, cost: Cost) -> list[int]:
-    """A tensor joins the next one if the next is ready before ``its own start + a`` (Eq. 38).
+    """Merge a tensor with the next if that is ready before ``its own start + a`` (Eq. 38).
 
     The paper recomputes every start time after each merge, which takes O(L^2). A start depends only
     on the tensors before it, so one pass carries the same numbers in O(L). The rule knows only

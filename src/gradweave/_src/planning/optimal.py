@@ -43,7 +43,10 @@ def optimal(trace: Trace, cost: Cost, *, tolerance: float = DEFAULT_TOLERANCE) -
 
 
 def optimal_for_line(trace: Trace, line: Line, *, tolerance: float) -> list[int]:
-    """O(L) for the optimum, O(messages log L) for each deadline tried."""
+    """Return the best merging where a message costs a line.
+
+    It takes O(L) for the optimum, and O(messages log L) for each deadline tried.
+    """
     ready_s = [tensor.ready_s for tensor in trace.tensors]
     before_bytes = [0, *accumulate(tensor.nbytes for tensor in trace.tensors)]
     optimum_s = _earliest_end_for_line(ready_s, before_bytes, line)
@@ -94,7 +97,7 @@ def _earliest_end_for_line(ready_s: list[float], before_bytes: list[int], line: 
 def _fewest_by_deadline(
     ready_s: list[float], before_bytes: list[int], line: Line, deadline_s: float
 ) -> list[int] | None:
-    """Fewest messages that have all left by the deadline; None where no plan makes it.
+    """Return the fewest messages that all leave by the deadline; None where no plan makes it.
 
     From the back, each message takes in as many tensors as its own deadline allows. That is safe:
     moving tensors from the messages before it into this one brings their deadline forward by
@@ -124,13 +127,16 @@ CostRow = Callable[[int], FloatArray]
 
 
 def optimal_for_any_cost(trace: Trace, cost: Cost, *, tolerance: float) -> list[int]:
-    """O(L^2) for the optimum, and at most O(L^2) more for each message that the plan has."""
+    """Return the best merging for any cost of a message.
+
+    It takes O(L^2) for the optimum, and at most O(L^2) more for each message that the plan has.
+    """
     ready_s = trace.ready_s
     before_bytes = np.concatenate([[0.0], np.cumsum(trace.nbytes)])
 
     @lru_cache(maxsize=max(1, CACHE_BYTES // (4 * len(before_bytes))))
     def cost_row(j: int) -> FloatArray:
-        """The cost of one message with tensors i..j, for every i < j."""
+        """Return the cost of one message with tensors i..j, for every i < j."""
         return cost.seconds(before_bytes[j] - before_bytes[:j])
 
     end_s = _earliest_ends(ready_s, cost_row)
@@ -150,7 +156,7 @@ def _earliest_ends(ready_s: FloatArray, cost_row: CostRow) -> FloatArray:
 def _latest_ends_by_count(
     ready_s: FloatArray, cost_row: CostRow, end_s: FloatArray, deadline_s: float
 ) -> list[Latest]:
-    """One layer per message counted from the back, until the front is reached.
+    """Return when prefixes must end, a layer for each message from the back, up to the front.
 
     A prefix stays in a layer only if it can end early enough, F(i) <= Latest[i]. On measured curves
     the layers are narrow, and all of them together cost about what F did; in the worst case each
@@ -171,7 +177,7 @@ def _latest_ends_by_count(
 
 
 def _earliest_within(ready_s: FloatArray, cost_row: CostRow, layers: list[Latest]) -> list[int]:
-    """Of the plans that take one step per layer, from the front, one that ends earliest."""
+    """Return a plan that ends earliest of those that take one step per layer, from the front."""
     ends_s: dict[int, float] = {0: 0.0}
     steps: list[dict[int, int]] = []
     for layer in reversed(layers[:-1]):

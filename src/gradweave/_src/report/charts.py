@@ -34,7 +34,7 @@ PLANNERS = {
 
 
 def iteration_times(rows: Sequence[Result], width: int) -> str:
-    """A pair of bars for each runtime, and a line where computing alone would end."""
+    """Draw a pair of bars for each runtime, and a line where computing alone would end."""
     data: list[Row] = [
         {
             "runtime": row.runtime,
@@ -86,7 +86,7 @@ APART = 1.5
 
 
 def scaling(outcomes: Sequence[Outcome], rows: Sequence[Result], workers: int, width: int) -> str:
-    """Simulated for all numbers of workers, and as measured on those of the run."""
+    """Draw what was simulated for all numbers of workers, and what was measured in the run."""
     data: list[Row] = [
         _scaling_row(outcome.planner, outcome.workers, outcome.efficiency, outcome.iteration_s)
         for outcome in outcomes
@@ -148,7 +148,7 @@ def _scaling_row(name: str, workers: int, efficiency: float, iteration_s: float)
 
 
 def calibration(network: Network, collectives: Iterable[str], workers: int, width: int) -> str:
-    """Points that were measured, the curve through them, and the line fitted to them."""
+    """Draw points that were measured, the curve through them, and the line fitted to them."""
     drawn = [_Drawn(entry) for entry in _entries(network, collectives, workers)]
     sizes = [size for one in drawn for size in one.sizes] or [1024, 2**26]
     dense = np.geomspace(min(sizes), max(sizes), 40)
@@ -239,7 +239,7 @@ def _calibration_layers(data: Sequence[Row], colours: Mapping[str, str]) -> alt.
 
 
 def _one_two_five(numbers: Iterable[float]) -> list[float]:
-    """The round numbers that a logarithmic axis over these ones shows."""
+    """Return the round numbers that a logarithmic axis over these ones shows."""
     found = list(numbers) or [1.0]
     decades = range(int(np.floor(np.log10(min(found)))), int(np.ceil(np.log10(max(found)))) + 1)
     return [first * 10.0**decade for decade in decades for first in (1, 2, 5)]

@@ -49,7 +49,7 @@ def _run(folder: Folder) -> dict[str, Any]:
 
 
 def _price(folder: Folder) -> dict[str, Any] | None:
-    """What messages cost among the workers of the run; None where nobody knows."""
+    """Return what messages cost among the workers of the run; None where nobody knows."""
     network, price = folder.run.network, known_price(folder)
     if network is None or price is None:
         return None
@@ -81,7 +81,7 @@ def _runtime(name: str, run: Run, places: Places, computes: list[Any]) -> dict[s
 
 
 def _buckets(plan: Plan | None, ranks: Sequence[Timeline]) -> list[tuple[tuple[str, ...], str]]:
-    """Tensors that travel together, and how; without a plan, as torch was seen to send them."""
+    """Return tensors that travel together, and how; without a plan, as torch was seen to send."""
     if plan is None:
         return [(span.tensors, "native") for one in ranks[:1] for span in _sent(one)]
     return [
@@ -95,7 +95,7 @@ def _sent(timeline: Timeline) -> list[Span]:
 
 
 def _tensors(trace: Trace) -> dict[str, Any]:
-    """Exact, because the page's planner must find what ours finds."""
+    """Return the tensors with exact numbers: the page's planner must find what ours finds."""
     return {
         "names": [tensor.name for tensor in trace.tensors],
         "bytes": [tensor.nbytes for tensor in trace.tensors],
@@ -125,7 +125,7 @@ def _timeline(timeline: Timeline, places: Places, computes: list[Any]) -> dict[s
 
 
 def _strip(timeline: Timeline) -> list[list[float]]:
-    """When a rank was in forward, in backward and communicating: begin and end, again and again."""
+    """Return begins and ends of a rank's time in forward, in backward and on the network."""
     pause_s = SHORTEST_PAUSE * timeline.iteration_s
     return [_busy(timeline, lane, pause_s) for lane in LANES]
 
@@ -145,7 +145,7 @@ def _times(span: Span) -> tuple[float, float]:
 
 
 def _ranges(names: Iterable[str], places: Places) -> list[int]:
-    """First place and count, again and again: the tensors of a bucket are mostly neighbours."""
+    """Return first places and counts by turns, for tensors of a bucket are mostly neighbours."""
     ranges: list[int] = []
     for place in sorted(places[name] for name in names):
         if ranges and place == ranges[-2] + ranges[-1]:

@@ -28,7 +28,7 @@ def chart_of(rows: Sequence[Row]) -> alt.Chart:
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """How rows of these names are sorted: as they are written in them."""
+    """Return the order of rows, in which names stand as the chart writes them."""
     return [printable(name) for name in names]
 
 

@@ -28,7 +28,7 @@ class Folder(Struct, frozen=True, kw_only=True):
 
 
 def read_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Folder]:
-    """Each path is a run, of a training or a benchmark, or a folder of runs."""
+    """Read all runs; each path is one, of a training or a benchmark, or a folder of runs."""
     return [_read(path) for given in paths for path in _runs_in(Path(given))]
 
 

@@ -20,12 +20,12 @@ def asset(name: str) -> str:
 
 
 def policy_hash(text: str) -> str:
-    """How a content security policy names a text that may stand in the page."""
+    """Return how a content security policy names a text that may stand in the page."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def template(name: str) -> jinja2.Template:
-    """One of ours; all that it is given is escaped, and safe to look at."""
+    """Return a template of ours, which escapes all that it is given and makes it safe to see."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown
     )
@@ -39,7 +39,7 @@ def _shown(value: object) -> object:
 
 
 def embedded(value: Any) -> Markup:
-    """JSON in which nothing can end the element it stands in."""
+    """Return JSON in which nothing can end the element it stands in."""
     text = json.dumps(all_printable(value), ensure_ascii=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

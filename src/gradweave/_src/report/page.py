@@ -111,13 +111,13 @@ def _runtime(row: Result, folder: Folder) -> dict[str, Any]:
 
 
 def _chart(draw: Callable[[int], str]) -> Chart:
-    """Vega-Lite escapes the text it draws."""
+    """Draw a chart in both widths; its text is safe, for Vega-Lite escapes what it draws."""
     with unchecked():
         return Chart(wide=Markup(draw(WIDE)), narrow=Markup(draw(NARROW)))  # noqa: S704
 
 
 def _scaling(folder: Folder, rows: Sequence[Result]) -> Chart | None:
-    """As measured among the workers of the run, so that this agrees with what stands beside it."""
+    """Draw scaling from what was measured in the run, so that it agrees with its neighbours."""
     price = known_price(folder)
     if price is None:
         return None
@@ -126,7 +126,7 @@ def _scaling(folder: Folder, rows: Sequence[Result]) -> Chart | None:
 
 
 def scaled_outcomes(folder: Folder, price: Price) -> list[Outcome]:
-    """Every planner of the chart on every number of workers, that of the run included."""
+    """Simulate every planner of the chart on every number of workers, the run's included."""
     return [
         run(case).outcome
         for workers in sorted({*PAPER_WORKERS, price.workers})
@@ -155,7 +155,7 @@ def _losses(losses: Losses) -> list[Chart]:
 
 
 def _step_times(folder: Folder) -> list[StepTimes]:
-    """Of a training all steps, of others those that their losses tell about."""
+    """Return all steps of a training; of a benchmark, those that its losses tell about."""
     steps = folder.run.steps
     if steps is not None:
         return [StepTimes(folder.run.results.rows[0].runtime, steps.step_s, steps.stages)]
@@ -163,7 +163,7 @@ def _step_times(folder: Folder) -> list[StepTimes]:
 
 
 def _ranks(folder: Folder) -> list[dict[str, str]]:
-    """What each rank did in a step of a training, phase by phase."""
+    """Return what each rank did in a step of a training, phase by phase."""
     steps = folder.run.steps
     return [] if steps is None else [_rank(number, one) for number, one in enumerate(steps.phases)]
 
@@ -177,13 +177,13 @@ def _rank(rank: int, phases: Phases | None) -> dict[str, str]:
 
 
 def _explanation(folder: Folder) -> list[str]:
-    """What a training's wrapper says about its plan, line by line."""
+    """Return what a training's wrapper says about its plan, line by line."""
     account = folder.run.account
     return [] if account is None else account.explanation.splitlines()
 
 
 def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
-    """Trainings side by side, where there are several."""
+    """Put trainings side by side; None where there are not several."""
     trainings = [folder for folder in folders if folder.run.steps is not None]
     if len(trainings) < SEVERAL:
         return None
@@ -209,7 +209,7 @@ def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
 
 
 def _apart(names: Sequence[str]) -> list[str]:
-    """The same names, with a number where one stands twice."""
+    """Return the same names, with a number where one stands twice."""
     seen: Counter[str] = Counter()
     found = []
     for name in names:
@@ -219,7 +219,7 @@ def _apart(names: Sequence[str]) -> list[str]:
 
 
 def _advice(folder: Folder) -> dict[str, Any] | None:
-    """What else could be done, and why the first is first; or why nothing is known about that."""
+    """Return what else could be done, and why the first is first; or why nothing is known."""
     network = folder.run.network
     if network is None:
         return None

@@ -54,7 +54,10 @@ def trace_events(folders: Sequence[Folder]) -> str:
 
 
 def _ready_s(trace: Trace, timeline: Timeline) -> dict[str, float]:
-    """Forward may have waited for parameters, so backward begins where its first span does."""
+    """Return when each tensor was ready in this timeline.
+
+    Forward may have waited for parameters, so backward begins where its first span does.
+    """
     backward = (span.start_s for span in timeline.spans if span.lane == "backward")
     begin_s = min(backward, default=trace.forward_s)
     return {tensor.name: begin_s + tensor.ready_s for tensor in trace.tensors}
@@ -82,7 +85,10 @@ def _computing(pid: int, timeline: Timeline) -> Iterator[Event]:
 def _messages(
     pid: int, timeline: Timeline, ready_s: dict[str, float] | None, flows: Iterator[int]
 ) -> Iterator[Event]:
-    """Without ready times a message was sent as soon as it was ready, as torch's hooks see it."""
+    """Yield the events of all messages.
+
+    Without ready times a message was sent as soon as it was ready, as torch's hooks see it.
+    """
     free_us = dict.fromkeys(THREADS, 0.0)
     sent = [span for span in timeline.spans if span.lane == "communication"]
     for span in sorted(sent, key=lambda span: span.end_s):

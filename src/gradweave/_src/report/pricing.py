@@ -33,7 +33,7 @@ class Price(Struct, frozen=True, kw_only=True):
         return self.cost.startup_s if isinstance(self.cost, Line) else min(self.cost.measured_s)
 
     def among(self, workers: int, *, startups: float = 1.0, per_byte: float = 1.0) -> "Price":
-        """The same among others, where start-ups and bytes cost so many times as much besides."""
+        """Return the price among other workers, with dearer start-ups and bytes if asked for."""
         startups *= (workers - 1) / (self.workers - 1)
         per_byte *= ((workers - 1) / workers) / ((self.workers - 1) / self.workers)
         return replace(
@@ -44,7 +44,7 @@ class Price(Struct, frozen=True, kw_only=True):
         )
 
     def network(self, name: str) -> Network:
-        """One that knows this price and nothing else."""
+        """Return a network that knows this price and nothing else."""
         entry = CollectiveCost(
             operation="all-reduce",
             collective=self.collective,
@@ -63,9 +63,9 @@ def _scaled(cost: Line | Curve, startup_s: float, startups: float, per_byte: flo
 
 
 def price_of(network: Network, workers: int) -> Price:
-    """What the network's own collective costs among these workers; UnknownCost where nobody knows.
+    """Return what the network's own collective costs; UnknownCost where nobody knows.
 
-    Where nothing was measured, what the formula of a ring says on its links.
+    Where nothing was measured, this is what the formula of a ring says on its links.
     """
     if workers < LEAST_WORKERS:
         raise UnknownCost("one worker sends no messages")
@@ -82,7 +82,7 @@ def price_of(network: Network, workers: int) -> Price:
 
 
 def known_price(folder: Folder) -> Price | None:
-    """What messages of a run cost; None where its network does not know an all-reduce."""
+    """Return what messages of a run cost; None where its network does not know an all-reduce."""
     network = folder.run.network
     try:
         return None if network is None else price_of(network, folder.workers)
@@ -91,7 +91,7 @@ def known_price(folder: Folder) -> Price | None:
 
 
 def ring_link(network: Network, workers: int) -> Link:
-    """The network's own, or the one with which a ring would cost what was measured."""
+    """Return the network's own link, or one with which a ring would cost what was measured."""
     if network.links is not None:
         return network.links.slowest(workers)
     line = price_of(network, workers).cost.line(float("inf"))

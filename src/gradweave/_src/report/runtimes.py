@@ -24,7 +24,7 @@ LOSSY = frozenset(
 
 
 def explained(runtime: str) -> str | None:
-    """What a runtime does, as part of a sentence; None where its name is not known."""
+    """Say what a runtime does, as part of a sentence; None where its name is not known."""
     return RUNTIMES.get(parse_spec(runtime).name)
 
 
@@ -37,12 +37,12 @@ def is_lossy(runtime: str, plan: Plan | None = None) -> bool:
 
 
 def rows_in_order(run: Run) -> list[Result]:
-    """Gradweave by itself first, what changes the training last, the others as they were run."""
+    """Sort a run's rows: Gradweave by itself first, what changes the training last."""
     return sorted(run.results.rows, key=lambda row: _place(row.runtime, run.plans))
 
 
 def glossary(names: Iterable[str]) -> list[tuple[str, str]]:
-    """What these names mean, each once, without their arguments; strangers are left out."""
+    """Return what these names mean, each once and without arguments; unknown ones are left out."""
     known = dict.fromkeys(parse_spec(name).name for name in names)
     return [(name, RUNTIMES[name]) for name in known if name in RUNTIMES]
 

@@ -20,7 +20,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def headline(run: Run) -> str:
-    """What Gradweave by itself gains, or what was fastest; of runtimes that change nothing."""
+    """Say what Gradweave by itself gains, or what was fastest, if it does not change training."""
     rows = [row for row in run.results.rows if not _is_lossy(row, run)] or [*run.results.rows]
     fastest = min(rows, key=lambda row: row.iteration_s)
     ours = next((row for row in rows if row.runtime == OURS), None)
@@ -52,7 +52,7 @@ def _is_lossy(row: Result, run: Run) -> bool:
 
 
 def about_lossy(folder: Folder) -> str | None:
-    """What changes the training stands apart, with what it has learnt; None where nothing does."""
+    """Say how fast runtimes are that change the training, and what they learnt; None: no such."""
     rows = [row for row in folder.run.results.rows if _is_lossy(row, folder.run)]
     if not rows:
         return None
@@ -87,7 +87,7 @@ def _last_loss(series: LossSeries) -> str:
 
 
 def about(folder: Folder) -> str:
-    """What was trained, and where."""
+    """Say what was trained, and where."""
     trace, network, row = folder.run.trace, folder.run.network, folder.run.results.rows[0]
     priced = "What messages cost is not known"
     if network is not None:

@@ -31,7 +31,7 @@ OVER = {
 
 
 def loss_curves(losses: Losses, over: str, width: int) -> str:
-    """``over`` is a name of OVER."""
+    """Draw losses over steps or seconds; ``over`` is a name of OVER."""
     axis = OVER[over]
     data: list[Row] = [
         {
@@ -60,12 +60,12 @@ def loss_curves(losses: Losses, over: str, width: int) -> str:
 
 
 def _entry_before(series: LossSeries, step: int) -> int:
-    """The last entry before this step, where its phase begins; the first where there is none."""
+    """Return the last entry before this step, where its phase begins, or else the first."""
     return max((entry for entry, at in enumerate(series.steps) if at < step), default=0)
 
 
 def thinned(losses: Losses) -> Losses:
-    """Curves of so many points at most, the first and the last among them."""
+    """Return curves with a limited number of points, the first and the last among them."""
     return Losses(series=tuple(_thinned(series) for series in losses.series))
 
 
@@ -91,7 +91,7 @@ class StepTimes(NamedTuple):
 
 
 def steps_of_losses(losses: Losses) -> list[StepTimes]:
-    """Of those series that have every step, so that differences are steps."""
+    """Return the times of steps for those series that have an entry for every step."""
     return [
         StepTimes(series.label, np.diff([0.0, *series.wall_s]).tolist(), series.stages)
         for series in losses.series
@@ -106,7 +106,7 @@ NEARLY_ALL, ROOM_ABOVE = 0.95, 1.25
 
 
 def step_times(trainings: Sequence[StepTimes], width: int) -> str:
-    """A dot for each step, or for the median of some where there are many, and running medians."""
+    """Draw a dot for each step, or each few steps' median where they are many, and a trend."""
     data = [row for training in trainings for row in _step_rows(training)]
     begins = [
         _Begin(training.label, one, max(0, one.step - 0.5))
@@ -176,7 +176,7 @@ class _Begin(NamedTuple):
 def _phase_marks(
     begins: Iterable[_Begin], *, at_bottom: bool = False
 ) -> tuple[list[alt.Chart], list[alt.Chart]]:
-    """Lines where phases begin, to draw below everything, and their names, to draw above it.
+    """Return lines where phases begin, to draw below everything, and names, to draw above it.
 
     Names stand below each other, for phases may be short. Where several plan, each is named.
     """

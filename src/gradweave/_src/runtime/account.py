@@ -14,7 +14,7 @@ from gradweave._src.session.session import Session
 
 
 class PlanningAccount:
-    """What tells the same as the wrapper whose planning it is of, and outlives that wrapper.
+    """What tells the same of planning as its wrapper does, and outlives that wrapper.
 
     ``account()`` of a wrapper returns it. It keeps nothing of torch's alive, so libraries that drop
     their wrapper at the end of a training can still say what was found.

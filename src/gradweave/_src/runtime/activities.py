@@ -42,7 +42,7 @@ Part = RankSurvey | RankProbe | StepTimes | Candidates | CompressionPrice | Fail
 
 
 class StepTiming(Activity):
-    """Step by step, how long they take on this rank, and what is in the log of messages.
+    """Times steps one by one on this rank, with what is in the log of messages.
 
     An accelerator's steps are looked at when they are over there: the host, which asks for them,
     may be steps ahead.
@@ -83,7 +83,7 @@ class StepTiming(Activity):
         return most_s is not None and len(steps_s) >= LEAST_STEPS and min(steps_s) > most_s
 
     def agreed(self, parts: Sequence[StepTimes]) -> StepsTimed:
-        """Of the steps that all have timed: some ranks may have given up hope before others."""
+        """Sum up the steps that all have timed; some ranks may have given up before others."""
         slowest_s = map(max, zip(*(part.steps_s for part in parts), strict=False))
         by_step = zip(*(part.messages for part in parts), strict=False)
         samples = [sample for ranks in by_step for sample in samples_of(ranks)]
@@ -91,7 +91,7 @@ class StepTiming(Activity):
 
 
 class Finding(Activity):
-    """Rank 0 computes on a thread of its own, for it may take seconds, and all take its word."""
+    """Finds candidates on a thread of rank 0, for it may take seconds; all take its word."""
 
     def __init__(self, command: FindCandidates, task: PlanningTask, *, is_rank_0: bool) -> None:
         self._command, self._task = command, task

@@ -8,21 +8,21 @@ from gradweave._src.session.commands import Reply
 
 
 class Activity(ABC):
-    """Goes on beside the training; whoever has nothing to note in a step leaves that out."""
+    """Something that goes on beside the training, and notes what it needs of each step."""
 
     def forward_begins(self, batch_size: int) -> None:  # noqa: B027
-        """A pass with gradients begins."""
+        """Note that a pass with gradients begins."""
 
     def step_over(self) -> None:  # noqa: B027
-        """A synchronised backward pass is over."""
+        """Note that a synchronised backward pass is over."""
 
     @abstractmethod
     def part(self) -> Any:
-        """What it has come to, or Failed; None while it goes on."""
+        """Return what it has come to, or Failed; None while it goes on."""
 
     @abstractmethod
     def agreed(self, parts: Sequence[Any]) -> Reply:
-        """What all ranks' parts come to, on rank 0; none of them has failed."""
+        """Return what all ranks' parts come to, on rank 0; none of them has failed."""
 
     def close(self) -> None:  # noqa: B027
         """Leave nothing open, done or not."""

@@ -22,7 +22,7 @@ PASSES_AHEAD = 2
 
 
 class Announcements:
-    """Made on every rank when a model is wrapped; ``pass_over`` after every synchronised pass."""
+    """Rank 0's announcements; made on every rank, and told of every pass by ``pass_over``."""
 
     def __init__(self, board: Noticeboard, clock: Clock, device: torch.device) -> None:
         self.board, self.passes = board, 0
@@ -38,29 +38,29 @@ class Announcements:
 
     @property
     def heard_after(self) -> int:
-        """After which pass ranks hear what is announced now."""
+        """The pass after which ranks hear what is announced now."""
         return self.passes + 1 + self.lead
 
     def say(self, topic: str, text: str, *, must_be_heard: bool) -> None:
-        """What this rank reports, which rank 0 may answer by an announcement."""
+        """Report something, which rank 0 may answer by an announcement."""
         self._catch_up()
         self.board.report(topic, text, must_be_heard=must_be_heard)
 
     def announce(self, text: str) -> None:
-        """Rank 0, when all have said what they have to say about something."""
+        """Announce a text; rank 0 does so when all have said what they have to say."""
         after_pass = self.heard_after
         self.board.announce(after_pass, text)
         self._own[after_pass] = text
 
     def heard(self) -> str | None:
-        """What holds after the pass that is over, on every rank that expects something."""
+        """Return what holds after the pass that is over, on a rank that expects something."""
         if self.board.rank == 0:
             return self._own.pop(self.passes, None)
         self._catch_up()
         return self.board.announced(self.passes)
 
     def _catch_up(self) -> None:
-        """Be no further ahead of the accelerator than announcements are; rank 0 may be."""
+        """Wait until the host is no further ahead of its accelerator than announcements are."""
         if self.board.rank == 0 or len(self._ends) <= self.lead:
             return
         if not self._clock.has_passed(self._ends[0]):

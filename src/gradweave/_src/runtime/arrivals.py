@@ -57,7 +57,7 @@ class Arrivals:
             handle.remove()
 
     def expect(self, parameters: Iterable[nn.Parameter], awaited: Awaited) -> None:
-        """Until it is there, they must not be read."""
+        """Let nobody read these parameters before what is awaited is there."""
         self._expected.update(dict.fromkeys(parameters, awaited))
 
     def wait_for_all(self) -> None:
@@ -65,7 +65,7 @@ class Arrivals:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Around a forward pass; only the first one is looked at."""
+        """Note who reads what in a forward pass; only the first one is looked at."""
         if self._was_noted:
             yield
             return

@@ -106,10 +106,10 @@ class BspLoop:
         return flat_buckets(plan, parameters)
 
     def _send(self, number: int) -> None:
-        """A bucket's gradients are complete, and backward may go on. Here nothing leaves yet."""
+        """Take a bucket of complete gradients while backward goes on. Here nothing leaves yet."""
 
     def _join(self) -> None:
-        """Backward has ended: communicate and update."""
+        """Communicate and update, when backward has ended."""
         raise NotImplementedError
 
     def _update(self) -> None:
@@ -244,7 +244,7 @@ class Overlap(BspLoop):
         return sent
 
     def _wait_for_sent(self) -> None:
-        """The root's broadcasts are among them, which the reduces have followed."""
+        """Wait for all that was sent; the root's broadcasts, which follow reduces, are in it."""
         sent, self._sent = self._sent, []
         for one in sent:
             one.wait()

@@ -13,7 +13,7 @@ class BucketLayout(NamedTuple):
 
 
 class CarriedErrors:
-    """One wrapper's, by parameter: buckets change, and what was dropped stays with its parameter.
+    """What one wrapper carries over for each parameter, whatever buckets that travels in.
 
     docs/precision.md says when some of it is lost: it is in no checkpoint, for example.
     """
@@ -27,7 +27,7 @@ class CarriedErrors:
         return bool(self._of_parameter)
 
     def of_bucket(self, bucket: BucketLayout, gradient: torch.Tensor) -> torch.Tensor:
-        """What is carried over for a flat gradient of these parameters, to be changed in place."""
+        """Return what is carried over for a flat gradient, to be changed in place."""
         if bucket not in self._of_bucket:
             flat = torch.zeros_like(gradient)
             for name, part in zip(bucket.names, flat.split_with_sizes(bucket.sizes), strict=True):

@@ -321,7 +321,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         return self.find_unused_parameters and not self.static_graph
 
     def _why_not(self, torch_options: Mapping[str, Any]) -> str | None:
-        """Why torch's own buckets stay, in words."""
+        """Say why torch's own buckets stay; None where they need not."""
         compression = self._options.compression
         why = why_unplannable(self.module, self._planned, torch_options)
         if why is not None and is_whole(compression):
@@ -373,9 +373,9 @@ class DistributedDataParallel(Planned, TorchDDP):
     def adopt(self, recipe: Recipe | str | None) -> bool:
         """Begin with what an earlier run has chosen, as if it had been remembered; say whether.
 
-        For checkpoints that are loaded when the model is wrapped already: before the first step, on
-        every rank. Rank 0's recipe counts, or its text. Where it will not do, one line in its log
-        says why, and planning goes on as if there were none.
+        It is for checkpoints that are loaded when the model is wrapped already: call it before the
+        first step, on every rank. Rank 0's recipe counts, or its text. Where it will not do, one
+        line in its log says why, and planning goes on as if there were none.
         """
         text = recipe.to_text() if isinstance(recipe, Recipe) else recipe or ""
         if self.process_group.size() == 1:
@@ -448,7 +448,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         return 0 if self._clock is None else self._clock.begun
 
     def _steps_without_hook(self) -> int | None:
-        """How many there were; None where a hook of ours counts them, and says more."""
+        """Return how many steps there were; None where a hook of ours counts them."""
         has_hook = self._engine is not None and self._engine.sender is not None
         return None if has_hook else self._steps_begun()
 
@@ -491,7 +491,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._last_gradient.expect(self._planned[name])
 
     def _stop_planning(self, why: str) -> None:
-        """End planning, where all ranks come alike."""
+        """End planning, at a point that all ranks come to alike."""
         self._end_step()  # so that all have been told the same
         if self._driver is not None:
             self._driver.stop(why)
@@ -499,9 +499,9 @@ class DistributedDataParallel(Planned, TorchDDP):
             self._note_findings()
 
     def _drop_own_hook(self, why: str) -> None:
-        """Torch's own buckets instead of a plan that needs a hook and that no user asked for.
+        """Go back to torch's buckets from a plan that needs a hook and that no user asked for.
 
-        Where all ranks come alike.
+        Call it at a point that all ranks come to alike.
         """
         options, engine, session = self._options, self._engine, self._session
         is_asked_for = options.rounding or options.compression or options.timeline
@@ -596,7 +596,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         return self._sparse
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has torch's own buckets and does not plan: threads and groups stay here."""
+        """Leave threads and groups here: a copy has torch's own buckets and does not plan."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         if self._sparse is not None:
             logger.warning("the copy of a sparsified wrapper sends all of its gradients")
@@ -616,7 +616,7 @@ def _close(
     messages: OwnGroup | None,
     probing: OwnGroup | None,
 ) -> None:
-    """Who uses something goes before it."""
+    """Close everything, each thing before what it uses."""
     last_gradient.close()
     if driver is not None:
         driver.close()
@@ -626,7 +626,7 @@ def _close(
 
 
 def _asked_group(torch_options: Mapping[str, Any]) -> dist.ProcessGroup | None:
-    """The group that torch's wrapper will have; None where torch will refuse what it is given."""
+    """Return the group that torch's wrapper will have; None where torch will refuse to wrap."""
     group, mesh = torch_options.get("process_group"), torch_options.get("device_mesh")
     if group is None and isinstance(mesh, DeviceMesh):
         group = mesh.get_group(0)
@@ -641,7 +641,7 @@ def _given(
     group: dist.ProcessGroup | None,
     options: Options,
 ) -> Plan | Recipe | None:
-    """What the user gives; one worker sends no messages, whatever its plan."""
+    """Return the plan that the user gives; None for one worker, which sends no messages."""
     if source is None or group is None or group.size() == 1:
         return None
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
@@ -661,7 +661,7 @@ def _check_passes(plan: Plan) -> None:
 
 
 def _named(torch_arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """What was given to torch by position, by name."""
+    """Return the arguments that were given to torch by position, by their names."""
     for found in torch_arguments:
         if isinstance(found, Plan | Recipe):
             raise RequestError(

@@ -50,7 +50,7 @@ class Departures:
             )
 
     def forget(self) -> None:
-        """What has been added up without being sent."""
+        """Forget what has been added up without being sent."""
         self.require_ended()
         for bucket in self._buckets:
             bucket.forget(bucket.parameters)
@@ -109,7 +109,7 @@ class Departures:
 def _when_accumulated(
     parameter: nn.Parameter, call: Callable[[nn.Parameter], None]
 ) -> RemovableHandle:
-    """Have it called for each gradient; a parameter may be frozen now, and not for ever."""
+    """Have it called for each gradient, also of a parameter that is frozen for now."""
     is_trained = parameter.requires_grad
     parameter.requires_grad = True
     handle = parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]

@@ -48,7 +48,7 @@ class Engine(Protocol):
 
     @property
     def message_log(self) -> MessageLog | None:
-        """Where messages are noted, if they are to be."""
+        """The log where messages are noted, if they are to be."""
         ...
 
     def install(
@@ -98,17 +98,17 @@ class Driver:
 
     @property
     def steps(self) -> int:
-        """How many there were since the first."""
+        """How many steps there were since the first."""
         return max(0, self._steps - 1)
 
     def forward_begins(self, batch_size: int) -> None:
-        """A pass with gradients begins; not every one of them becomes a step."""
+        """Note that a pass with gradients begins; not every one of them becomes a step."""
         if self._activity is not None:
             with self._stage_range():
                 self._guarded(lambda activity: activity.forward_begins(batch_size))
 
     def step_over(self) -> None:
-        """One more synchronised backward pass is over; all ranks have had as many.
+        """Take one step of planning after a synchronised backward pass, when all have had as many.
 
         Buckets may change here.
         """
@@ -117,7 +117,7 @@ class Driver:
 
     @property
     def _steps(self) -> int:
-        """Synchronised backward passes that are over."""
+        """The number of synchronised backward passes that are over."""
         return self._announcements.passes
 
     def _after_step(self) -> None:
@@ -143,7 +143,7 @@ class Driver:
         return named_range("gradweave: planning, %s", self.session.findings.stage)
 
     def fail(self, why: str) -> None:
-        """This rank cannot be planned for: when all have been told, all give up at one step."""
+        """Have all ranks give up planning at one step, for this one cannot be planned for."""
         self._why_failed = why
         if self._activity is not None:
             self._end_activity()
@@ -168,7 +168,7 @@ class Driver:
         self._instruments.close()
 
     def _say(self) -> None:
-        """This rank's part when it is there, and on rank 0, when all parts are, the reply."""
+        """Say this rank's part when it is there; rank 0 then announces the reply to all parts."""
         if self._activity is None:
             return
         if not self._has_said and (part := self._part()) is not None:
@@ -200,7 +200,7 @@ class Driver:
             return failure_of(error)
 
     def _abandon(self, error: Exception) -> None:
-        """Others can no longer be heard. Those that have this rank's part may go on without it."""
+        """Give up where others cannot be heard; raise where they may go on without this rank."""
         where = f"rank {self._board.rank}, step {self._steps + 1}"
         if self._has_said and self._board.rank != 0:
             failure = CollectiveError(
@@ -217,7 +217,7 @@ class Driver:
         self.close()
 
     def _heard(self) -> Told | Reply | None:
-        """What all ranks are told at this step."""
+        """Return what all ranks are told at this step; None where there is nothing yet."""
         if self._taking is not None:
             if self._taking > 0:
                 return None
@@ -285,7 +285,7 @@ class Driver:
         return part
 
     def _guarded(self, act: Callable[[Activity], None]) -> None:
-        """A failure to observe must not end a training."""
+        """Let the activity act, and note a failure: it must not end the training."""
         if self._activity is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Where a pass failed, in the log, though the error is raised in code that is not ours."""
+"""Logging where a pass failed, though the error is raised in code that is not ours."""
 
 import atexit
 import logging

@@ -69,7 +69,7 @@ class FlatBucket:
         self._taken: set[nn.Parameter] = set()
 
     def take_parameters(self) -> None:
-        """Parameters become views; what they were views of is free when all of its have left."""
+        """Make parameters views of ``values``; old memory is free when all its views have left."""
         self.values = self.values.new_empty(self.numel)
         for parameter, piece in zip(self.parameters, self.pieces, strict=True):
             piece.view(self.values).copy_(parameter.detach())
@@ -101,19 +101,19 @@ class FlatBucket:
         parameter.grad = None
 
     def complete(self) -> None:
-        """Parameters without a gradient have zeros for one."""
+        """Give zeros to parameters without a gradient, and let the next gradients begin anew."""
         for parameter in self.parameters:
             if parameter not in self._taken:
                 self._gradient_of[parameter].zero_()
         self.forget(self.parameters)
 
     def forget(self, parameters: Iterable[nn.Parameter]) -> None:
-        """The next gradients of these are the first ones."""
+        """Let the next gradients of these replace what is there instead of being added to it."""
         self._taken.difference_update(parameters)
 
     @contextmanager
     def lent_gradients(self) -> Iterator[None]:
-        """Parameters have theirs meanwhile, for an optimizer."""
+        """Give parameters their gradients for the length of a block, for an optimizer."""
         for parameter, gradient in self._gradient_of.items():
             parameter.grad = gradient
         try:
@@ -123,7 +123,7 @@ class FlatBucket:
                 parameter.grad = None
 
     def owned_by(self, rank: int, ranks: int) -> list[tuple[int, int]]:
-        """For each parameter, which elements of the bucket are both its own and the rank's.
+        """Return for each parameter which elements of the bucket are its own and the rank's.
 
         Where nothing is to travel beside forward, everybody has everything.
         """
@@ -141,7 +141,7 @@ def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def flat_buckets(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[FlatBucket]:
-    """A plan's buckets, which have taken the parameters over."""
+    """Return a plan's buckets, which have taken the parameters over."""
     buckets = buckets_without_memory(plan, parameters)
     for bucket in buckets:
         bucket.take_parameters()
@@ -150,7 +150,7 @@ def flat_buckets(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[Fla
 
 
 def buckets_without_memory(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[FlatBucket]:
-    """A plan's buckets; one with parameters of several kinds becomes several, in a row."""
+    """Return a plan's buckets; one with parameters of several kinds becomes several, in a row."""
 
     def kind(name: str) -> tuple[str, str]:
         return str(parameters[name].dtype), str(parameters[name].device)
@@ -169,7 +169,7 @@ def buckets_without_memory(plan: Plan, parameters: Mapping[str, nn.Parameter]) -
 def buckets_up_to(
     parameters: Mapping[str, nn.Parameter], most_bytes: int, *, planner: str, collective: str
 ) -> Plan:
-    """From the last declared to the first, until a bucket has that many bytes."""
+    """Plan from the last declared to the first, closing each bucket at that many bytes."""
     groups: list[list[str]] = [[]]
     held = 0
     for name in reversed(list(parameters)):
@@ -182,7 +182,7 @@ def buckets_up_to(
 
 
 def buckets_by_module(parameters: Mapping[str, nn.Parameter], *, collective: str) -> Plan:
-    """One for each module that has parameters of its own, from the last declared to the first."""
+    """Plan a bucket for each module with parameters of its own, the last declared first."""
     owners = groupby(reversed(list(parameters)), owner)
     groups = [list(names) for _, names in owners]
     return _plan("by module", groups, collective)

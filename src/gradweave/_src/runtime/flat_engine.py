@@ -41,14 +41,14 @@ from gradweave._src.vocabulary import Operation, alternatives
 
 logger = logging.getLogger(__name__)
 
-# For ranks that end a little earlier than others.
+# A rank that ends a little earlier than others waits so long for its messages to leave.
 SENT_WITHIN_S = 10.0
 # Python ends a thread that is at work in a way that torch's C++ takes for a crash.
 SENT_WITHIN_S_OF_FAILURE = 1.0
 
 
 class FlatEngine:
-    """Carries out plans for both passes on flat buckets; why a plan is what it is, others know.
+    """Carries out plans for both passes on flat buckets; others decide on the plans.
 
     All ranks make it together. Each is to call ``begin_forward`` and ``end_forward`` around the
     module, and to step ``shards`` by optimizers; the rest happens by itself:
@@ -145,7 +145,7 @@ class FlatEngine:
             )
 
     def begin_forward(self, *, is_synchronised: bool, is_timed: bool = True) -> None:
-        """The model is about to be called; whether gradients of this pass are to travel."""
+        """Prepare for a call of the model, whose gradients travel if it ``is_synchronised``."""
         self._departures.require_ended()
         if torch.is_grad_enabled() and is_timed:
             self._clock.begun += is_synchronised
@@ -223,7 +223,7 @@ class FlatEngine:
     def gather(self) -> None:
         """Begin to send updated parameters to all ranks; it happens by itself where it is due.
 
-        After each step of an optimizer of torch's, or else when the model is called.
+        That is after each step of an optimizer of torch's, or else when the model is called.
         """
         self._gather_each()
 
@@ -242,7 +242,7 @@ class FlatEngine:
         self._is_stale = False
 
     def forget_gradients(self) -> None:
-        """Those that passes without synchronisation have added up."""
+        """Forget gradients that passes without synchronisation have added up."""
         self._departures.forget()
 
     def whole_state(self, optimizer: Optimizer) -> dict[str, object]:
@@ -290,7 +290,7 @@ class FlatEngine:
         self._sent.append(sent)
 
     def _finish_pass(self) -> None:
-        """Backward has ended; so must the reduce-scatters, for the optimizer comes next."""
+        """Wait for the reduce-scatters at the end of backward, for the optimizer comes next."""
         if self._recorder is not None and not is_capturing(self._device):
             self._recorder.ready()
         self._clock.gradients_ready()
@@ -369,7 +369,7 @@ class FlatEngine:
             self._on_step_over()
 
     def know(self, optimizer: Optimizer) -> None:
-        """From now on, what it keeps for elements moves with them."""
+        """Let what the optimizer keeps for elements move with them from now on."""
         if all(known is not optimizer for known in self._known_optimizers()):
             self._optimizers.append(weakref.ref(optimizer))
             self._marks.append(mark_shards(optimizer, self.shards))
@@ -424,7 +424,7 @@ class FlatEngine:
         return Sent(sent, where, order)
 
     def _finish_sending(self) -> None:
-        """At exit others wait for the last step's parameters, less so for those of a failed rank.
+        """Wait at exit until the last parameters are sent, not so long where the script has failed.
 
         Threads are not ended here: one that waits for a stalled peer would keep the script.
         """
@@ -440,7 +440,7 @@ def _communicators(
 
 
 def _with_empty(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> Plan:
-    """Parameters without elements send nothing, and so are in no plan; they need a place."""
+    """Give parameters without elements, which are in no plan, a place in the last bucket."""
     planned = {name for bucket in plan.buckets for name in bucket.tensors}
     empty = [n for n, parameter in parameters.items() if not parameter.numel() and n not in planned]
     if not empty:

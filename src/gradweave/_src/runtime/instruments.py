@@ -110,7 +110,7 @@ class Instruments:
         return Pricing(command, self._parameters, self._sparse, self._sending)
 
     def training_step(self) -> int:
-        """The number of the step that comes next, as warm-ups count them."""
+        """Return the number of the step that comes next, as warm-ups count them."""
         return 0 if self._sparse is None else self._sparse.step
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class Instruments:
 
 
 class Pricing(Activity):
-    """What compression costs here, measured where messages travel, between two of them."""
+    """Measures what compression costs here, where messages travel, between two of them."""
 
     def __init__(
         self,

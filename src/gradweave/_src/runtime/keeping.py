@@ -86,7 +86,7 @@ def tensors_of(parameters: Mapping[str, torch.Tensor]) -> tuple[Tensor, ...]:
 
 
 def script_name() -> str:
-    """What is running, for people. Its arguments are nobody's business."""
+    """Return the name of the program, without arguments, which may be private."""
     return Path(sys.argv[0]).name or "python"
 
 

@@ -34,7 +34,7 @@ class ShardOfState(torch.Tensor):
         raise RequestError(_REFUSED % fqn)
 
     def data_ptr(self) -> NoReturn:
-        """Where ``async_save`` copies state by address before it asks what there is to write."""
+        """Refuse: ``async_save`` copies state by address before it asks what there is to write."""
         raise RequestError(_REFUSED % "an optimizer's state")
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
@@ -45,7 +45,7 @@ class ShardOfState(torch.Tensor):
 
 
 def mark_shards(optimizer: Optimizer, shards: Shards) -> Callable[[], None]:
-    """Mark them in the optimizer's state dicts from now on; return what ends that."""
+    """Mark shards in the optimizer's state dicts from now on; return what ends that."""
     handles = [
         optimizer.register_state_dict_post_hook(partial(_mark, weakref.ref(shards))),
         optimizer.register_load_state_dict_pre_hook(_unmark),
@@ -76,7 +76,7 @@ def _mark(
 
 
 def _unmark(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """What an optimizer keeps is not marked: it computes with it."""
+    """Return the state with plain tensors, for an optimizer computes with them."""
     del optimizer
     plain = {
         index: {

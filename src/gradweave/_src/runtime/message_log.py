@@ -20,7 +20,7 @@ class NotedMessage(NamedTuple):
 
 
 class MessageLog:
-    """Messages may end on any thread; who sends marks their beginnings with ``clock``."""
+    """A log of messages, which may end on any thread; their beginnings are marked by ``clock``."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -29,13 +29,13 @@ class MessageLog:
         self._noted: list[NotedMessage] = []
 
     def done(self, ready: object, *, operation: Operation, collective: str, nbytes: int) -> None:
-        """A message that was ready at a mark of the clock is back."""
+        """Note that a message is back which was ready at a mark of the clock."""
         noted = NotedMessage(operation, collective, nbytes, ready, self.clock.mark())
         with self._lock:
             self._noted.append(noted)
 
     def take(self) -> tuple[NotedMessage, ...]:
-        """Those that were noted since this was asked last."""
+        """Return the messages that were noted since this was asked last."""
         with self._lock:
             noted, self._noted = self._noted, []
         return tuple(noted)

@@ -16,7 +16,7 @@ class LiveNumbers:
         self._predicted_s = self._communication_s = 0.0
 
     def of(self, *, stage: str, messages: int | None, predicted: Timeline | None) -> Metrics:
-        """Numbers that nobody knows yet are left out; docs/runtime.md says what each means."""
+        """Return the numbers that are known by now; docs/runtime.md says what each means."""
         if predicted is not None and predicted is not self._predicted:
             self._predicted = predicted
             self._predicted_s = predicted.iteration_s
@@ -38,7 +38,7 @@ class LiveNumbers:
         return metrics
 
     def _overlap(self, exposed_s: float, predicted: Timeline | None) -> float | None:
-        """Of what messages take, as it was seen or else as predicted, the share that is hidden."""
+        """Return the hidden share of what messages take, as it was seen or else as predicted."""
         communication_s = None if self._recorder is None else self._recorder.communication_s()
         if communication_s is None and predicted is not None:
             communication_s = self._communication_s

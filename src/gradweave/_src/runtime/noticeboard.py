@@ -58,22 +58,22 @@ class Noticeboard:
 
     @staticmethod
     def can_be_made(group: dist.ProcessGroup) -> bool:
-        """Not every kind of group has a store that others can use beside it."""
+        """Whether the group has a store that others can use beside it; not every kind has."""
         return cloned_store(group) is not None
 
     def say(self, topic: str, text: str) -> None:
-        """What this rank has to say; of what it has said on the same topic, the last stays."""
+        """Say something on a topic; only what was said last stays."""
         self._asked(lambda: self._put(topic, text))
 
     def everyone(self, topic: str) -> list[str] | None:
-        """What all ranks have said; None while some have not."""
+        """Return what all ranks have said on a topic; None while some have not."""
         said = self._read(topic, list(range(self.ranks)))
         return None if said is None else list(said.values())
 
     def report(self, topic: str, text: str, *, must_be_heard: bool) -> None:
-        """What this rank has found, where a share of the ranks is enough to know it of all.
+        """Say what this rank has found, where a share of the ranks is enough to know it of all.
 
-        Of a large world only some ranks say it, and one of those that must be heard.
+        In a large world only some ranks are read, and one of those that must be heard.
         """
 
         def write() -> None:
@@ -84,11 +84,11 @@ class Noticeboard:
         self._asked(write)
 
     def reports(self, topic: str) -> dict[int, str] | None:
-        """What those have found who report, by rank; None while any rank has not come so far."""
+        """Return what ranks have reported; None while any rank has not come so far."""
         return self._read(topic, self._reporters, and_others=True)
 
     def forget(self, topic: str) -> None:
-        """Every rank, when rank 0 has read what all have said."""
+        """Delete a topic; every rank does so when rank 0 has read what all have said."""
 
         def delete() -> None:
             self._store.delete_key(f"{topic}/{self.rank}")
@@ -125,7 +125,10 @@ class Noticeboard:
         return self._asked(read)
 
     def announce(self, after_pass: int, text: str) -> None:
-        """Rank 0, before its part of that pass. All have heard what was announced before."""
+        """Announce what holds after a pass; rank 0 does so before its own part of that pass.
+
+        All have heard what was announced before, which is deleted.
+        """
         last, key = self._announced_last, f"after pass {after_pass}"
 
         def write() -> None:
@@ -138,7 +141,7 @@ class Noticeboard:
         self._announced_last = key
 
     def announced(self, after_pass: int) -> str | None:
-        """Every rank, when so many passes are over."""
+        """Return what was announced for when so many passes are over; None where nothing was."""
         key = f"after pass {after_pass}"
 
         def read() -> str | None:
@@ -156,12 +159,12 @@ class Noticeboard:
             raise RuntimeError(str(error)) from None
 
     def turns(self, name: str) -> "Turns":
-        """Make it on every rank, with the same name."""
+        """Return the turns of this name, which every rank must make."""
         return Turns(self._store, name, rank=self.rank, ranks=self.ranks)
 
 
 class Ended(Exception):
-    """Nobody is to take turns any more."""
+    """Raised where nobody is to take turns any more."""
 
 
 class Turns:
@@ -180,7 +183,7 @@ class Turns:
             store.add(key, 0)
 
     def end(self) -> None:
-        """From any thread: the present turn, if it has not begun, and all later ones raise."""
+        """End all turns that have not begun: they raise. Any thread may call this."""
         self._ending.set()
 
     @property
@@ -188,7 +191,7 @@ class Turns:
         return self._ending.is_set()
 
     def refuse(self) -> None:
-        """This rank takes no turn any more, and has nobody who could: nobody else takes one."""
+        """Refuse all turns for this rank, and so for all ranks; it has no thread to take them."""
         self._ending.set()
         for key in (self._arrived_key, self._go_key) if self._rank == 0 else (self._arrived_key,):
             self._store.add(key, STOP)

@@ -84,7 +84,7 @@ class Options(Struct, frozen=True, kw_only=True):
             raise RequestError(f"cache must be a folder, or empty for none, got {self.cache!r}")
 
     def _check_kinds(self) -> None:
-        """What is compared or looked up below is what it should be; the message names the field."""
+        """Raise RequestError, which names the field, for a value of the wrong kind."""
         of_kind: dict[str, tuple[tuple[type, ...], str]] = {
             "planner": ((str,), "the name of a planner"),
             "collective": ((str,), "the name of a collective"),
@@ -116,12 +116,12 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def rounding(self) -> RoundingName | None:
-        """What every message is rounded to, where the user has said so."""
+        """The format that every message is rounded to, where the user has said so."""
         return next((name for name in ROUNDING_NAMES if name == self.precision), None)
 
 
 def check_caps(torch_options: Mapping[str, Any]) -> None:
-    """torch takes caps that make no sense without a word, or fails without naming them."""
+    """Refuse caps that make no sense, which torch takes, or fails on without naming them."""
     caps = torch_options.get("bucket_cap_mb_list")
     if isinstance(caps, str) or not isinstance(caps, Iterable | None):
         raise RequestError(f"bucket_cap_mb_list must be a list of numbers of MiB, got {caps!r}")
@@ -160,7 +160,7 @@ def first_collective(options: Options, default: str) -> str:
 
 
 def rival_collectives(options: Options, topology: Topology) -> tuple[str, ...]:
-    """Others that a plan may use: where they are faster, they are worth the thread they need."""
+    """Return other collectives that a plan may use; if faster they are worth their thread."""
     is_free = options.collective == AUTO and options.rounding is None
     if not is_free or options.compression is not None:
         return ()
@@ -179,7 +179,7 @@ def check_whole_model(plan: object) -> None:
 
 
 def check_plan(plan: object, options: Options) -> None:
-    """That it is a plan, and one that a wrapper with these settings can carry out."""
+    """Raise unless it is a plan that a wrapper with these settings can carry out."""
     if not isinstance(plan, Plan):
         raise RequestError(f"plan must be a Plan, a Recipe or a file, got {type(plan).__name__}")
     _check_overlap(plan.planner, overlap=plan.overlap)
@@ -209,7 +209,7 @@ def check_plan(plan: object, options: Options) -> None:
 
 
 def _roundings(options: Options) -> Collection[RoundingName | None]:
-    """What a plan's buckets may be rounded to."""
+    """Return what a plan's buckets may be rounded to."""
     if options.precision == ROUNDED:
         return (None, *ROUNDING_NAMES)
     return (options.rounding,)
@@ -235,7 +235,7 @@ def why_unplannable(
     parameters: Mapping[str, nn.Parameter],
     torch_options: Mapping[str, object],
 ) -> str | None:
-    """Why torch's own buckets stay, in words; None where there can be others."""
+    """Say why torch's own buckets stay; None where there can be others."""
     kinds = {(str(p.dtype), str(p.device)) for p in parameters.values()}
     names = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
     lack = why_no_other_buckets()

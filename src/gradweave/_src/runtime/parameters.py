@@ -10,7 +10,7 @@ from gradweave._src.torch_internals import uncompiled_name
 
 
 def planned_parameters(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
-    """Whose gradients travel, by the names they have where nothing is compiled."""
+    """Return the parameters whose gradients travel, by names as if nothing were compiled."""
     return {
         uncompiled_name(name): parameter
         for name, parameter in ddp.module.named_parameters()
@@ -19,7 +19,7 @@ def planned_parameters(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
 
 
 def modules_with_sparse_gradients(module: nn.Module) -> Iterator[str]:
-    """Their names; what such gradients hold is not known before each step."""
+    """Yield names of modules with sparse gradients, whose content is known only in each step."""
     for name, part in module.named_modules():
         is_sparse = isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
         if is_sparse and part.weight.requires_grad:

@@ -1,7 +1,7 @@
 """What ranks tell each other of how long their phases take.
 
-Now and then, through the store and without waiting for anybody, so that one rank can say by itself
-who is slow; and all together when all are asked.
+They do so now and then, through the store and without waiting for anybody, so that one rank can say
+by itself who is slow; and all together when all are asked.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,14 +37,14 @@ def news_of(steps: Sequence[Phases]) -> RankNews:
 
 
 def gather_news(group: dist.ProcessGroup, own: RankNews) -> list[RankNews]:
-    """What every rank says; call it on every rank."""
+    """Return what every rank says; call it on every rank."""
     text = msgspec.json.encode(own).decode()
     texts = gather_long_text(group, text)
     return [msgspec.json.decode(text, type=RankNews) for text in texts]
 
 
 def known_typical(everyone: Sequence[RankNews]) -> list[Typical]:
-    """Of all ranks, or raise RequestError alike on all of them where one has seen too little."""
+    """Return all ranks' typical phases; RequestError on all of them if one has seen too little."""
     found = []
     for rank, news in enumerate(everyone):
         if news.typical is None:
@@ -74,7 +74,7 @@ class PhaseNews:
             self._tell()
 
     def heard(self) -> list[RankNews] | None:
-        """What all ranks have told last; None while some have not."""
+        """Return what all ranks have told last; None while some have not."""
         try:
             texts = self._board.everyone(TOPIC)
         except (RuntimeError, OSError):  # of the store

@@ -216,7 +216,7 @@ def open_cache(
 
 
 def watching(options: Options, *, is_remembered: bool) -> Watching:
-    """A remembered plan is watched for a while, also where nobody asks to plan again."""
+    """Say when to plan again; a remembered plan is watched for a while even if nobody asks."""
     if options.replan_when is None and is_remembered:
         return Watching(replan_when=REMEMBERED_REPLAN_WHEN, watches_briefly=True)
     return Watching(replan_when=options.replan_when, watches_briefly=False)

@@ -25,7 +25,7 @@ def given_plan(
     device: torch.device,
     options: Options,
 ) -> Plan | Recipe | None:
-    """None where there is none, or where it was made for something else."""
+    """Return the given plan; None where there is none, or it was made for something else."""
     if plan is None:
         return None
     if isinstance(plan, str | os.PathLike):
@@ -41,7 +41,7 @@ def given_plan(
 
 
 def plan_in(given: Plan | Recipe | None) -> Plan | None:
-    """What of it is to be carried out."""
+    """Return the plan that is to be carried out, of a plan or a recipe."""
     return given.plan if isinstance(given, Recipe) else given
 
 

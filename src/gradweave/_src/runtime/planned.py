@@ -122,7 +122,7 @@ class Planned:
         return self._slow_ranks
 
     def _who_is_slow(self) -> list[str]:
-        """By what ranks have told each other since all were asked, or by the answer to that."""
+        """Name slow ranks, by what ranks have told since ``slow_ranks`` or by its answer."""
         news = self._news
         heard = news.heard() if news is not None and news.told_at > self._asked_at else None
         if heard is None:
@@ -133,7 +133,7 @@ class Planned:
         return [*sentences(found), *([] if hint is None else [hint])]
 
     def _sent(self) -> Sent | None:
-        """What a step sends, where all of that is known."""
+        """Return what a step sends; None where not all of that is known."""
         found = self.findings()
         if found.trace is None or found.plan is None or found.network is None:
             return None
@@ -216,19 +216,19 @@ class Planned:
 
     @property
     def _runtime(self) -> str:
-        """What benchmarks call a wrapper like this one."""
+        """The name that benchmarks have for a wrapper like this one."""
         raise NotImplementedError
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        """Whose gradients travel, as they were declared."""
+        """Return the parameters whose gradients travel, as they were declared."""
         raise NotImplementedError
 
     def _messages(self) -> int | None:
-        """How many are sent in a step; None: not known yet."""
+        """Return how many messages a step sends; None where that is not known yet."""
         raise NotImplementedError
 
     def _present_plan(self, order: tuple[str, ...]) -> Plan:
-        """What is sent now, also without a plan, where ``order`` is that of gradients, if known.
+        """Return what is sent now, also without a plan; ``order`` is that of gradients, if known.
 
         Raise RequestError where nobody knows.
         """
@@ -251,7 +251,7 @@ class Captures:
         self._has_told = False
 
     def has_begun(self, *, is_planning: bool) -> bool:
-        """Ask it where a pass or a step begins or ends."""
+        """Whether a graph is being captured; ask where a pass or a step begins or ends."""
         if torch.compiler.is_compiling() or not is_capturing(self._device):
             return False
         self._clock.looks_away()

@@ -26,14 +26,14 @@ from gradweave._src.travel import Travel, parse_travel
 
 
 def sparse_settings(options: Options) -> Sparse | None:
-    """How the largest gradients are sent, where only they are."""
+    """Return how the largest gradients are sent; None where all of them are."""
     if options.precision == SPARSE and options.compression is None:
         return GTopK(density=DEFAULT_DENSITY)
     return options.compression
 
 
 def rounded_ways(options: Options, topology: Topology) -> tuple[str, ...]:
-    """Those that plans may choose where results may be rounded."""
+    """Return the rounded ways that plans may choose; empty where nothing may be rounded."""
     by = options.collective
     if options.precision != ROUNDED:
         return ()
@@ -45,7 +45,7 @@ def rounded_ways(options: Options, topology: Topology) -> tuple[str, ...]:
 
 
 def check_ways(options: Options, plan: Plan | None, topology: Topology) -> None:
-    """That messages can be rounded in the ways that the user has named, and those of the plan."""
+    """Raise unless messages can be rounded as the user has named, and as the plan says."""
     planned = () if plan is None else [bucket.travel for bucket in plan.buckets]
     for travel in dict.fromkeys([parse_travel(first_collective(options, "native")), *planned]):
         if travel.compression is None or travel.compression.rounding not in KEEPS_ERRORS:

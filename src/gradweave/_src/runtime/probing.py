@@ -31,7 +31,7 @@ STOPPED_WITHIN_S = 5.0
 
 
 class RankProbe(Struct, frozen=True, kw_only=True, tag=True):
-    """What one rank has measured, all ranks together: so it is the same on all of them."""
+    """What one rank has measured together with all others, so that it is the same on all."""
 
     samples: tuple[MessageSample, ...]
     taken_s: float = 0.0
@@ -69,7 +69,7 @@ class Budget:
 class Probing(Activity):
     """Sends on a thread and groups of its own, at the beginning of forward passes.
 
-    On the CPU only: accelerators have `queued_probing`.
+    It is for the CPU only: accelerators have `queued_probing`.
 
     The network is free then, and the processors are as busy as when gradients travel. Ranks take
     turns through ``turns``, so no rank's training ever waits for this, and a rank that ends takes
@@ -127,7 +127,7 @@ class Probing(Activity):
                 own_group.close()
 
     def _samples(self) -> Iterator[MessageSample]:
-        """One size in each forward pass, until all have had their repeats or it is enough."""
+        """Time one size in each forward pass, until all have had their repeats or it is enough."""
         self._wait_for_forward()
         communicators = [
             Communicator(own_group.group, topology=own_group.topology)

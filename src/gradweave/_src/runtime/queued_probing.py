@@ -44,13 +44,13 @@ class Stage(Enum):
 
 
 class Round(Struct, frozen=True, tag=True):
-    """What all ranks send after a pass; nothing: that is all."""
+    """The sizes that all ranks send after a pass; without any, probing is over."""
 
     sizes_bytes: tuple[int, ...] = ()
 
 
 class QueuedProbing(Activity):
-    """Ranks say that they are there, or what the last round took; rank 0 announces the next."""
+    """Probes in rounds: ranks say what the last one took, and rank 0 announces the next."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class QueuedProbing(Activity):
         return Probed(parts[0].samples, parts[0].taken_s, parts[0].sent_bytes)
 
     def close(self) -> None:
-        """Done or not; who is not done says so, and nobody sends any more."""
+        """Close it, done or not; a rank that is not done says so, and nobody sends any more."""
         if self._stage is not Stage.OVER:
             self._stage = Stage.OVER
             with suppress(RuntimeError, OSError):  # of the store, which others have lost as well
@@ -127,7 +127,7 @@ class QueuedProbing(Activity):
             self._marks = [mark for size in self._sizes for mark in self._sent(size)]
 
     def _sent(self, nbytes: int) -> list[object]:
-        """Three marks for each way: around a message alone, and behind a stream of them."""
+        """Queue messages; return three marks for each way, around one alone and behind a stream."""
         messages = torch.zeros(STREAMED, max(1, nbytes // 4), device=self._device)
         marks: list[object] = []
         for way in self._command.ways:
@@ -144,7 +144,7 @@ class QueuedProbing(Activity):
         return [s for one, two, three in of_ways for s in (seconds(one, two), seconds(two, three))]
 
     def _announce(self, said: Sequence[str]) -> None:
-        """Rank 0: all have said what the last round took them, or that they will not."""
+        """Announce the next round, on rank 0, when all have said what the last one took them."""
         if REFUSED in said:
             following = Round()
         else:
@@ -173,7 +173,7 @@ class QueuedProbing(Activity):
             self._budget.spend(size, spent_s)
 
     def _next_sizes(self) -> tuple[int, ...]:
-        """Those that must be sent; then all that are expected to be within what is allowed."""
+        """Return the sizes of the next round: those that must be sent, later what is allowed."""
         sizes = self._command.sizes_bytes
         if self._rounds == 0:
             return sizes[: max(1, self._command.surely)]
@@ -196,7 +196,7 @@ def _topic(name: str, number: int) -> str:
 
 
 def _refuse(announcements: Announcements, topic: str) -> None:
-    """This rank sends nothing, and nobody else is to."""
+    """Say that this rank sends nothing, so that nobody else does."""
     if announcements.board.rank == 0:
         announcements.announce(msgspec.json.encode(Round()).decode())
     else:

@@ -27,7 +27,7 @@ COMPILABLE_BYTES = 1 * MIB
 
 
 class ReducerEngine:
-    """Other buckets for a live wrapper, and whether its gradients have been averaged."""
+    """Gives a live wrapper other buckets, and tells whether its gradients were averaged."""
 
     def __init__(
         self, ddp: TorchDDP, parameters: dict[str, nn.Parameter], transports: Transports
@@ -62,7 +62,7 @@ class ReducerEngine:
         *,
         notes_messages: bool = False,
     ) -> None:
-        """From the next pass on; ``order`` is what torch's own buckets follow, if it is known."""
+        """Send these buckets from the next pass on; torch's own follow ``order``, if known."""
         ddp = self._live
         require_finished_reduction(ddp)
         is_untouched = not self._installed and self.sender is None
@@ -78,7 +78,7 @@ class ReducerEngine:
 
     @property
     def messages(self) -> int | None:
-        """How many are sent in a step; None while torch does not say how many buckets it has."""
+        """How many messages a step sends; None while torch does not say what buckets it has."""
         if self._installed:
             return len(self._installed)
         if not self._torchs_messages:
@@ -86,9 +86,9 @@ class ReducerEngine:
         return self._torchs_messages or None
 
     def buckets(self, order: tuple[str, ...]) -> list[list[str]] | None:
-        """The names that travel together now; ``order`` is what torch's own buckets follow.
+        """Return the names that travel together now; torch's own buckets follow ``order``.
 
-        None where torch says that it has others: those of several types, say.
+        Return None where torch says that it has others: those of several types, say.
         """
         if self._installed:
             return self._installed
@@ -103,7 +103,7 @@ class ReducerEngine:
         last_gradient.look_again(noted_gradients(self._live), in_order)
 
     def stop_noting(self) -> None:
-        """A hook cannot be taken back without other buckets, but it need not note anything."""
+        """Note nothing any more; the hook stays, for only other buckets would remove it."""
         self.message_log = None
         if self.sender is not None:
             self.sender.log = None
@@ -133,7 +133,7 @@ class ReducerEngine:
         return [[next(left) for _ in range(length)] for length in lengths]
 
     def _largest(self, plan: Plan) -> int:
-        """What torch.compile splits its graph by."""
+        """Return the bytes by which torch.compile is to split its graph."""
         sizes = (sum(self._parameters[n].nbytes for n in b.tensors) for b in plan.buckets)
         return max(COMPILABLE_BYTES, *sizes)
 

@@ -43,7 +43,7 @@ OF_EACH_RANK = {
 }
 # Others come within milliseconds, as a rule; later on this rank asks whether one of them refuses.
 ASKED_AFTER_S, ASKED_EVERY_S, ANSWERED_WITHIN_S = 0.5, 0.1, 5.0
-# Of what differs, so much is told.
+# A message about differences names at most so many of each.
 MOST_FIELDS, MOST_RANKS, MOST_CHARACTERS = 3, 8, 120
 NOT_SAID = "not given"
 WRAPPER = "wrapper"  # the field that says which one
@@ -74,7 +74,7 @@ class SameWrapping:
 
     @contextmanager
     def refusals_told(self) -> Iterator[None]:
-        """For the length of a block: what this rank refuses others are told, who wait for it.
+        """Tell other ranks, which wait for this one, what it refuses within a block.
 
         It does not wait for them: perhaps they refuse by themselves.
         """
@@ -139,7 +139,7 @@ class SameWrapping:
 
 
 def differences(everyone: Sequence[Said]) -> str:
-    """What ranks say differently, in words: the field, its values, and whose they are."""
+    """Say in words what ranks say differently: the field, its values, and whose they are."""
     found = []
     for field in dict.fromkeys(field for said in everyone for field in said):
         ranks_of: dict[str, list[int]] = defaultdict(list)
@@ -178,7 +178,7 @@ def torch_options_said(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def plan_said(source: object, given: Plan | Recipe | None) -> str:
-    """Of a plan, from whatever ``source``; of long ones the beginning of a digest tells enough."""
+    """Return what is said of a plan: its kind and length, and the beginning of a digest."""
     if source is None:
         return "None"
     if given is None:
@@ -195,7 +195,7 @@ def given_said(value: object) -> str:
 
 
 def _said(value: object) -> str:
-    """What has a value is told by it, and anything else by its kind."""
+    """Return how a value is told to others: by itself if it is plain, otherwise by its kind."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, list | tuple):

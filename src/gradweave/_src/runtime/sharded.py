@@ -252,7 +252,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             raise CollectiveError(f"{where}: {error}") from error
 
     def end_step(self) -> None:
-        """Optimizers have stepped all shards; all ranks come here alike, so buckets may change."""
+        """Take a step of planning after all shards were stepped, where ranks come alike."""
         if self._driver is not None and not self._captures.has_begun(is_planning=True):
             self._driver.step_over()
             found = self.findings()
@@ -265,7 +265,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of the passes inside are added up here, and travel with the next one's."""
+        """Add up gradients of the passes inside; they travel with those of the next pass."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -296,7 +296,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
     def gather(self) -> None:
         """Begin to send updated parameters to all ranks; it happens by itself where it is due.
 
-        After each step of an optimizer of torch's, or else when the model is called.
+        That is after each step of an optimizer of torch's, or else when the model is called.
         """
         self._engine.gather()
 
@@ -314,7 +314,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             yield name, shard_of.get(parameter, parameter)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 torch's signature
-        """Also forgets what passes under ``no_sync`` have added up, which no optimizer sees."""
+        """Zero gradients, and forget what passes under ``no_sync`` have added up unseen."""
         super().zero_grad(set_to_none)
         self._engine.forget_gradients()
 
@@ -376,7 +376,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         return self._engine.shards.owned(name) if name in self._full else None
 
     def know(self, optimizer: Optimizer) -> None:
-        """What the optimizer keeps has been given to it: it goes with its elements from now on.
+        """Let what the optimizer keeps, once it has been given that, go with its elements.
 
         Optimizers of torch's that have taken a step are known.
         """
@@ -408,7 +408,7 @@ def _alive(wrapper: "weakref.ref[ShardedDataParallel]") -> ShardedDataParallel:
 
 
 def _close(driver: Driver | None, engine: FlatEngine, own_groups: Sequence[OwnGroup]) -> None:
-    """Who uses something goes before it."""
+    """Close everything, each thing before what it uses."""
     if driver is not None:
         driver.close()
     engine.close()
@@ -436,7 +436,7 @@ def _first_plan(parameters: Mapping[str, nn.Parameter], options: Options) -> Pla
 
 
 def _parameters_said(parameters: Mapping[str, nn.Parameter]) -> dict[str, str]:
-    """What must be alike on all ranks for flat buckets to be alike."""
+    """Return what must be alike on all ranks for flat buckets to be alike."""
     return {
         f"parameter {name!r}": f"{tuple(p.shape)} with strides {dense_strides(p)}, {p.dtype}"
         for name, p in parameters.items()

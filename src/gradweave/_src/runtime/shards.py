@@ -66,7 +66,7 @@ class Shards:
         self._changes_then: dict[nn.Parameter, int] = {}  # of shards' gradients, by parameter
 
     def lay_out(self, bucket: FlatBucket) -> None:
-        """Shards of these parameters are views of the bucket, and of no other any more."""
+        """Make shards of the bucket's parameters views of it, and of no other any more."""
         for name, place in self._places_in(bucket).items():
             self._places[name] = place
             self.by_name[name].grad = None
@@ -91,7 +91,7 @@ class Shards:
 
     @torch.no_grad()
     def give_gradients(self) -> None:
-        """Gradients are added to what nobody has zeroed, as in every backward pass.
+        """Add gradients to those of shards, unless these were zeroed, as every backward pass does.
 
         A parameter that is frozen for a while gets none, and so optimizers leave it alone.
         """
@@ -114,13 +114,13 @@ class Shards:
         return [gradient for gradient in found if gradient is not None and gradient.numel()]
 
     def keep_gradients(self) -> None:
-        """Out of the buckets, which are about to be filled again."""
+        """Copy gradients out of the buckets, which are about to be filled again."""
         for shard in self.by_name.values():
             if shard.grad is not None:
                 shard.grad = shard.grad.clone()
 
     def note_added_up(self, parameter: nn.Parameter) -> None:
-        """It has a gradient in its bucket that no other rank knows of yet.
+        """Note that a parameter has a gradient in its bucket that no other rank knows of yet.
 
         Optimizers zero gradients of shards, so there must be one that shows it.
         """
@@ -143,10 +143,11 @@ class Shards:
     def moving(
         self, optimizers: Sequence[Optimizer], gather: Gather, *, to: Sequence[FlatBucket]
     ) -> Iterator[None]:
-        """Around ``lay_out``: gradients and what optimizers know of an element stay with it.
+        """Keep gradients and optimizer state with their elements while a block calls ``lay_out``.
 
-        Bucket by bucket: what all ranks have of an old one is gathered, each takes its part of the
-        new ones, and the rest is forgotten. The old gradients are gone before the new buckets come.
+        It goes bucket by bucket: what all ranks have of an old one is gathered, each takes its part
+        of the new ones, and the rest is forgotten. The old gradients are gone before the new
+        buckets come.
         """
         new: dict[str, Place] = {}
         for bucket in to:
@@ -165,7 +166,7 @@ class Shards:
             optimizer.state[self.by_name[name]][key] = new[name].own_of_whole(whole)
 
     def _moved_gradients(self, gather: Gather, new: Mapping[str, Place]) -> dict[str, torch.Tensor]:
-        """By parameter, of those that have one here; all ranks gather, whatever is zeroed where."""
+        """Return gradients for the new places; all ranks gather, whatever is zeroed where."""
         found: dict[str, torch.Tensor] = {}
         for bucket in self._buckets():
             gradients = {name: self.by_name[name].grad for name in bucket.names}
@@ -178,7 +179,7 @@ class Shards:
         return found
 
     def whole_state(self, optimizer: Optimizer, gather: Gather) -> dict[str, Any]:
-        """The optimizer's state dict as if it had all elements, on every rank.
+        """Return the optimizer's state dict as if it had all elements, on every rank.
 
         ``gather`` fills a bucket-sized tensor, of which each rank has its own part, by a bucket's
         collective.
@@ -195,9 +196,9 @@ class Shards:
     def _whole_elements(
         self, optimizer: Optimizer, gather: Gather
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """By parameter and name: what the optimizer has for each element, in the parameter's shape.
+        """Yield what the optimizer has for each element, by parameter and name, in whole shapes.
 
-        Views of one bucket after the other, which the next one replaces.
+        These are views of one bucket after the other, which the next one replaces.
         """
         names = [self._name_of[p] for p in _all_of(optimizer) if p in self._name_of]
         for bucket in self._buckets():
@@ -234,7 +235,7 @@ class Shards:
         return dict.fromkeys(place.bucket for place in self._places.values())
 
     def load_whole_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """This rank's part of what ``whole_state`` gave, with any number of ranks."""
+        """Load this rank's part of what ``whole_state`` gave, with any number of ranks."""
         names = self.indices(optimizer)
         own: dict[int, dict[str, Any]] = deepcopy(state["state"])
         # Numbers, such as the step, have no dimensions for any parameter.
@@ -257,7 +258,7 @@ class Shards:
         optimizer.load_state_dict({**state, "state": own})
 
     def indices(self, optimizer: Optimizer) -> dict[int, str]:
-        """Names by the numbers that state dicts have for parameters."""
+        """Return parameters' names by the numbers that state dicts have for them."""
         return {
             index: self._name_of[parameter]
             for index, parameter in enumerate(_all_of(optimizer))
@@ -271,5 +272,5 @@ def _all_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
 
 
 def is_of_elements(value: object) -> bool:
-    """An element of state for each of the shard's; others are numbers, such as the step."""
+    """Whether it has a value for each element of a shard; others are numbers, such as the step."""
     return isinstance(value, torch.Tensor) and value.dim() == 1

@@ -58,14 +58,14 @@ class StepClock:
         return self._step_s[-1] if len(self._step_s) > 1 else None
 
     def all_step_s(self) -> list[float]:
-        """Also the first, from when its forward pass began; waits for those under way."""
+        """Return how long all steps took, the first one included; waits for those under way."""
         if self._ends:
             self._clock.wait_until(self._ends[-1])
         self._look()
         return list(self._step_s)
 
     def _look(self) -> None:
-        """At the steps that are over by now: on an accelerator later than they were asked for."""
+        """Look at the steps that are over by now, on an accelerator later than asked for."""
         ends, clock = self._ends, self._clock
         while len(ends) > 1 and have_passed(clock, (ends[0], ends[1])):
             self._step_s.append(clock.seconds(ends.popleft(), ends[0]))
@@ -97,14 +97,14 @@ class StepClock:
         self._begin("backward")
 
     def gradients_ready(self) -> None:
-        """This rank has computed its last one; called again, the last call counts."""
+        """Note that this rank has computed its last gradient; of several calls the last counts."""
         if self._is_synchronised and self._phase in {"backward", "network"}:
             if self._phase == "network":
                 self._marks[-1:] = []
             self._begin("network")
 
     def messages_done(self) -> None:
-        """Nothing of this pass is on its way any more: the step is over."""
+        """Note that nothing of this pass is on its way any more: the step is over."""
         if not self._is_synchronised or self._phase not in {"backward", "network"}:
             return
         end = self._clock.mark()
@@ -117,7 +117,7 @@ class StepClock:
         self._marks, self._phase, self._is_whole = [("input", end)], "input", True
 
     def step_ended_unseen(self) -> None:
-        """It is over, and nobody saw when: it is counted, and its phases are not known."""
+        """Count a step that is over, and whose end nobody saw; its phases are not known."""
         self.messages_done()
         if self._kept and self._kept[-1][1] is self._marks[0][1]:
             self._kept.pop()
@@ -144,7 +144,7 @@ class StepClock:
         return None
 
     def looks_away(self) -> None:
-        """The pass that begins is captured, not run: nothing of it can be timed."""
+        """Time nothing of the pass that begins, for it is captured, not run."""
         self._marks, self._phase, self._is_synchronised, self._is_whole = [], None, False, False
 
     def forget(self) -> None:
@@ -179,13 +179,13 @@ class LastGradient:
         self._asked: tuple[int, list[int]] = 0, []  # with how many steps, and what torch had noted
 
     def expect(self, parameter: nn.Parameter) -> None:
-        """By what is known; said again, it does not undo what was seen since."""
+        """Expect this parameter's gradient last; said again, it does not undo what was seen."""
         if self._expected is None or self._expected() is not parameter:
             self._expected = weakref.ref(parameter)
             self._move_to(parameter)
 
     def look_again(self, noted: list[int], in_order: Sequence[nn.Parameter]) -> None:
-        """Before a forward pass, where the one before it had no end that could be seen.
+        """Move the hook before a forward pass, where the pass before had no end that could be seen.
 
         ``noted`` is what torch has noted of gradients of the last synchronised pass, for parameters
         ``in_order``. Where that is another pass than when this was asked last, and no end was seen

@@ -75,7 +75,7 @@ class Survey(Activity):
             self._open.close()  # until all ranks have been told there is nothing more to note
 
     def part(self) -> RankSurvey | Failed | None:
-        """What this rank has found; None while it goes on, here or on an accelerator."""
+        """Return what this rank has found; None while it goes on, here or on an accelerator."""
         while self._marked and self._marked[0].have_passed():
             self._observed.append(self._marked.pop(0).iteration())
         if self._steps_left or self._marked:
@@ -92,7 +92,7 @@ class Survey(Activity):
         )
 
     def agreed(self, parts: Sequence[RankSurvey]) -> Recorded | Unplannable:
-        """What the ranks have found together, in the order in which torch would send.
+        """Return what ranks have found together, in the order in which torch would send.
 
         That is rank 0's, or, turned round, that of declaration.
         """

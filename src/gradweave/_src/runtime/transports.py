@@ -61,7 +61,7 @@ class Transport(Protocol):
 
 
 class DenseTransport:
-    """Whole gradients, each bucket its own way, perhaps rounded on the wire.
+    """Sends whole gradients, each bucket its own way, perhaps rounded on the wire.
 
     Without a plan's ``ways`` all go the one that is ``named``. What roundings drop is ``carried``
     over by parameter, whose ``names`` these are.
@@ -110,7 +110,7 @@ class DenseTransport:
         return self._thread.submit("all-reduce", gradient, collective=way)
 
     def _sum_and_keep(self, gradient: torch.Tensor, way: str, carried: torch.Tensor) -> Done:
-        """Where messages are sent: adding what is carried over takes time, too."""
+        """Add what is carried over on the sending thread, for that takes time, and send the sum."""
         thread = self._thread
 
         def run() -> None:
@@ -134,7 +134,7 @@ def _keeps_errors(way: str) -> bool:
 
 
 class SparseTransport:
-    """Only the largest elements; what waits in residuals belongs to one wrapper for its life.
+    """Sends only the largest elements; what waits in residuals stays with one wrapper for life.
 
     Buckets that are ``dense`` in a plan travel with all their elements.
     """
@@ -155,9 +155,10 @@ class SparseTransport:
         bucket: int,
         before: Callable[[], None],
     ) -> Done:
-        """Where none of its parameters is used, torch sends a bucket in the forward pass.
+        """Average a bucket when backward runs, though torch may hand it over in forward.
 
-        It waits for backward: until then, what becomes of the step before may change.
+        torch does where none of its parameters is used. Until backward, what becomes of the step
+        before may change.
         """
 
         def send(*, is_idle: bool = False) -> Done:
@@ -223,7 +224,7 @@ class BucketSender:
         self._rank, self._step = rank, step
 
     def raise_failure(self) -> None:
-        """torch says nothing clear of what went wrong in a hook, and goes on."""
+        """Raise what went wrong in a hook: torch says nothing clear of it, and goes on."""
         if self.failure is not None:
             raise self.failure
 
@@ -305,7 +306,7 @@ class Transports:
             compile_kernels()
 
     def sender_for(self, plan: Plan | None, log: MessageLog | None = None) -> BucketSender | None:
-        """None where torch's own all-reduce is all that is wanted, and nothing is noted."""
+        """Return a sender; None where torch's all-reduce is enough, and nothing is noted."""
         if self._sparse is not None:
             assert self._own_group is not None, "sparse messages travel on a group of their own"
             buckets = () if plan is None else plan.buckets
@@ -357,16 +358,16 @@ def _noted(parameter: nn.Parameter, averaged: torch.Tensor) -> _BucketPart:
 
 
 def _after_torch(callback: Callable[[], None]) -> None:
-    """When the backward pass under way is over, and torch's wrapper has written all gradients."""
+    """Call it when backward is over and torch's wrapper has written all gradients."""
     # torch asks for its own call when the last bucket has been sent.
     when_backward_ends(partial(when_backward_ends, callback))
 
 
 def _write_left_out(parts: list[_BucketPart]) -> None:
-    """Residuals travel also for parameters that no rank has used, which torch leaves alone.
+    """Write gradients of parameters that no rank has used: torch leaves them, residuals travel.
 
-    Those of frozen parameters do not, and whatever gradients these have stays, also where it is a
-    part of the bucket.
+    Residuals of frozen parameters do not, and whatever gradients these have stays, also where it is
+    a part of the bucket.
     """
     for parameter, averaged, gradient, changes, frozen in parts:
         now = parameter.grad
@@ -382,7 +383,7 @@ def _write_left_out(parts: list[_BucketPart]) -> None:
 
 
 class SettlingJoinHook(JoinHook):
-    """torch's, for ranks that run out of data, and a last sparse step that all ranks agree on."""
+    """torch's hook for ranks that run out of data, with a last sparse step that all agree on."""
 
     def __init__(self, torchs: JoinHook, sparse: SparseTraining) -> None:
         self._torchs, self._sparse = torchs, sparse

@@ -208,7 +208,7 @@ class Watched:
         )
 
     def _plan(self) -> Plan:
-        """The buckets of the last step; parameters without elements send nothing."""
+        """Return the buckets of the last step, without parameters that have no elements."""
         messages = (message.tensors for message in self._recorder.messages()[-1])
         names = [[n for n in tensors if self._parameters[n].numel()] for tensors in messages]
         return unplanned([bucket for bucket in names if bucket], NATIVE)
@@ -216,7 +216,7 @@ class Watched:
     def _findings(
         self, plan: Plan, ranks: Sequence["WatchedNotes"], network: Network | None
     ) -> Findings:
-        """As if somebody had planned; without a trace where too few steps were recorded."""
+        """Return findings as if planned; without a trace where too few steps were recorded."""
         found = Findings(
             stage=Stage.SETTLED,
             steps=self._clock.steps,
@@ -281,7 +281,7 @@ class Watched:
         self._clock.forward_ends()
 
     def _end_step(self) -> None:
-        """Between two steps, while it is recorded when gradients are ready."""
+        """Note a step that is over, while it is recorded when gradients are ready."""
         ddp = self._ddp()
         if self._survey is None or ddp is None:
             return

@@ -35,7 +35,7 @@ LARGEST_DIFFERENCE = 1e-5
 
 
 class Skipped(Exception):
-    """It cannot be tried here; the line says why."""
+    """Raised where a check cannot be tried here; the line says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ Wrapper = Callable[[nn.Module], Any]
 
 
 def equals_torch(place: Place, *, wrap: Wrapper, passes: int = 1) -> str:
-    """Weights after planning are those of torch's wrapper after as many steps on the same data."""
+    """Check that weights after planning are torch's after as many steps on the same data."""
     ours = place.training(wrap(small_model(place.device)), passes=passes)
     ours.settle()
     ours.run(SETTLED_STEPS)
@@ -77,7 +77,7 @@ def equals_torch(place: Place, *, wrap: Wrapper, passes: int = 1) -> str:
 
 
 def carries_out_plan(place: Place) -> str:
-    """Buckets are those of a plan that torch would not make."""
+    """Check that buckets are those of a plan that torch would not make."""
     model = small_model(place.device)
     names = [name for name, _ in model.named_parameters()][::-1]
     parts = (names[:1], names[1:4], names[4:])
@@ -94,7 +94,7 @@ def carries_out_plan(place: Place) -> str:
 
 
 def keeps_all_gradients(place: Place) -> str:
-    """What gTop-k has applied and what it still keeps are all gradients there were, exactly.
+    """Check that what gTop-k has applied and still keeps are exactly all gradients there were.
 
     Gradients are whole numbers, so sums are exact in any order.
     """
@@ -127,7 +127,7 @@ def keeps_all_gradients(place: Place) -> str:
 
 
 def has_consistent_timeline(place: Place, *, wrap: Wrapper) -> str:
-    """Spans are in the order in which things happen, and messages carry every gradient."""
+    """Check that spans are in the order of events, and that messages carry every gradient."""
     wrapped = wrap(small_model(place.device))
     training = place.training(wrapped)
     training.settle()
@@ -161,7 +161,7 @@ def _require_consistent(timeline: Timeline, names: set[str]) -> None:
 
 
 def makes_nobody_wait(place: Place, *, wrap: Wrapper) -> str:
-    """Settled steps have no call after which the host waits for the device, by torch's own watch.
+    """Check that no call in settled steps makes the host wait for the device, as torch sees it.
 
     Data are on the device before, and nothing reads a loss.
     """

@@ -59,7 +59,7 @@ def devices_of(kind: str) -> int | None:
 
 
 def device_of_rank(kind: str, local_rank: int) -> torch.device:
-    """Make it the current one, too."""
+    """Return the device of a rank, and make it the current one."""
     if kind == CPU:
         return torch.device(CPU)
     torch.accelerator.set_device_index(local_rank)

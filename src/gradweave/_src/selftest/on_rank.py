@@ -64,7 +64,7 @@ def noting_in(file: Path) -> Callable[[Noted], None]:
 def _groups(
     backend: str, meeting: Path | None
 ) -> Iterator[tuple[dist.ProcessGroup, dist.ProcessGroup]]:
-    """The default group, and one of gloo beside it; wrappers must be gone when it ends."""
+    """Make the default group and one of gloo beside it; wrappers must be gone at the end."""
     torch.set_num_threads(1)
     where = None if meeting is None else f"file://{meeting}"
     rank, ranks = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))

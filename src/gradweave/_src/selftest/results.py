@@ -16,7 +16,7 @@ class Check(Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(Struct, frozen=True, kw_only=True):
-    """Where it was tried: what an answer to the paste would ask for first."""
+    """The surroundings of a self-test, which whoever answers the paste would ask for first."""
 
     device: str
     backend: str

@@ -42,7 +42,7 @@ def shortlist(
     baseline_lengths: list[int],
     passes: Passes = "backward",
 ) -> list[Candidate]:
-    """The planner's plan first, the baseline last; plans with the same buckets stand once.
+    """Return the planner's plan first, the baseline last; plans with the same buckets stand once.
 
     ``travels`` are the ways that messages may take, the first of which they take without planning;
     ``baseline_lengths`` are how many tensors each bucket would hold without planning.
@@ -84,10 +84,10 @@ def shortlist(
 def travels_for(
     task: PlanningTask, network: Network, compression: Compression | None
 ) -> tuple[Travel, ...]:
-    """The ways that messages may take: those that were measured, and roundings that may be tried.
+    """Return the ways that messages may take: measured ones, and roundings that may be tried.
 
-    Of a rounding that no message has taken yet fewer bytes are expected to be all the difference;
-    when it is tried, its messages tell. Where nothing is tried, nothing unknown is chosen. With
+    A rounding that no message has taken yet is expected to differ by its fewer bytes alone; when it
+    is tried, its messages tell. Where nothing is tried, nothing unknown is chosen. With
     ``compression`` there is only that, unless it may be mixed.
     """
     if compression is not None:
@@ -101,7 +101,7 @@ def travels_for(
 def unplanned_lengths(
     sizes: Sequence[int], *, caps_bytes: tuple[int, int], is_declared: bool
 ) -> list[int]:
-    """How many of these tensors torch puts into each bucket, of whose caps the first differs.
+    """Return how many of these tensors torch puts into each bucket; the first has its own cap.
 
     Where it keeps the order of declaration it walks through that from its beginning, and sends the
     buckets from the last to the first; the sizes then stand in reversed declaration order.

@@ -136,7 +136,7 @@ class StepsTaken(Struct, frozen=True, tag=True):
 
 
 class CompressionPrice(Struct, frozen=True, tag=True):
-    """On the slowest rank: what an element costs to select from, and the exchange's cost."""
+    """What an element costs to select from, and the exchange, on the slowest rank."""
 
     selection_s_per_element: float
     exchange: Line

@@ -33,7 +33,7 @@ from gradweave._src.session.trials import (
 
 # How many plans may be tried against what is sent.
 MOST_CHALLENGERS = 3
-# Of a chosen plan, as it will run.
+# A chosen plan is timed for so many steps, as it will run.
 CONFIRMING_STEPS = 6
 STEPS_TO_CONFIRM = SETTLING_STEPS + CONFIRMING_STEPS + AGREEING_STEPS
 # In which what a plan with 8 bits has left is paid, so that a settled plan need not.
@@ -46,7 +46,7 @@ Contest = Generator[Command, Any, Trial]
 
 
 def baseline_visit(known: Knowledge) -> Generator[Command, Any, Visit]:
-    """What steps take with what the wrapper began with, and what its messages tell."""
+    """Time steps with what the wrapper began with, and note what its messages tell."""
     order = tuple(tensor.name for tensor in known.trace.tensors)
     yield Install(SimpleBuckets.ORIGINAL, order=order, notes_messages=True)
     timed: StepsTimed = yield TimeSteps(known.task.visit_steps, SETTLING_STEPS)
@@ -60,7 +60,7 @@ def fastest(
     visit: Visit,
     compression: Compression | None,
 ) -> Contest:
-    """Who stays when the most promising have challenged what is sent, whose ``visit`` this was.
+    """Let the most promising challenge what is sent, whose ``visit`` this was; return who stays.
 
     What a challenger's messages tell is learnt before the next one is chosen.
     """
@@ -91,7 +91,7 @@ def fastest(
 def _challenger(
     known: Knowledge, candidates: tuple[Candidate, ...], champion: Trial
 ) -> Candidate | None:
-    """The most promising that was not tried, and could win by enough to matter."""
+    """Return the most promising untried candidate that could win by enough to matter."""
     tried = {trial.candidate.plan.buckets for trial in known.findings.trials}
     untried = [one for one in candidates if one.plan.buckets not in tried]
     is_asked_for = known.task.planner != "optimal" and len(tried) == 1
@@ -109,9 +109,9 @@ def _challenger(
 def _challenged(
     known: Knowledge, champion: Trial, challenger: Trial, *, is_noted: bool = True
 ) -> Contest:
-    """Both run in turn until one of them has clearly won, which stays, or time is up.
+    """Run both in turn until one of them has clearly won, which stays, or time is up.
 
-    ``is_noted``: what their messages took.
+    ``is_noted`` says that it is noted what their messages took.
     """
     # The champion's last visit came before the challenger's first here; earlier ones of both are of
     # another time.
@@ -139,7 +139,7 @@ def _challenged(
 
 
 def _confirmed(known: Knowledge, chosen: Trial) -> Contest:
-    """The chosen plan as it will run, without a hook that notes its messages.
+    """Run the chosen plan as it will run, without a hook that notes its messages.
 
     Unless it clearly gains, the baseline runs like that, too, and both in turn.
     """
@@ -177,7 +177,7 @@ def _visited(
     hopeless_s: float | None = None,
     steps: int | None = None,
 ) -> Contest:
-    """A candidate's trial with one more visit; it may end early where it takes ``hopeless_s``."""
+    """Return the trial with one more visit, which may end early where it takes ``hopeless_s``."""
     yield Install(trial.candidate.plan, notes_messages=is_noted)
     timed: StepsTimed = yield TimeSteps(steps or known.task.visit_steps, SETTLING_STEPS, hopeless_s)
     known.samples += timed.samples

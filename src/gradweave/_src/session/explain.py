@@ -40,7 +40,7 @@ def explanation(
 
 
 def _how(found: Findings, workers: int, baseline: str) -> list[str]:
-    """How messages travel, and why so."""
+    """Say how messages travel, and why so."""
     waits = "" if found.waits_for is None else f"; waits for {found.waits_for}"
     if found.is_whole:
         unknown = [] if found.note is None else [f"Whether that pays is unknown: {found.note}."]
@@ -77,7 +77,7 @@ _WAITED_FOR: dict[type[Command], str] = {
 
 
 def waiting_for(command: Command) -> str:
-    """What a session that has asked for this waits for, in words."""
+    """Say what a session waits for that has asked for this command."""
     match command:
         case Record():
             return f"{command.steps} steps in which it is noted when gradients are ready"
@@ -142,10 +142,10 @@ def _kept(found: Findings, baseline: str) -> list[str]:
 
 
 def _other_ways(found: Findings, workers: int) -> list[str]:
-    """What would be faster by what is known of the network, and how to switch the fastest on.
+    """Say what would be faster by what is known of the network, and how to switch that on.
 
-    Nothing where that was said already, as a verdict on compression, and beside both passes, which
-    is such a way itself.
+    Nothing is said where a verdict on compression has said it already, nor beside both passes,
+    which is such a way itself.
     """
     trace, network, now = found.trace, found.network, found.predicted
     if found.stage is not Stage.SETTLED or trace is None or network is None or now is None:

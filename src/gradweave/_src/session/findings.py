@@ -71,7 +71,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     def regret_steps(self) -> float | None:
         """What planning cost: how much longer its steps took than by the plan that was chosen.
 
-        In units of such steps; docs/measuring.md has more.
+        It is in units of such steps; docs/measuring.md has more.
         """
         if self.planning_s is None or self.planning_steps is None or self.step_s is None:
             return None

@@ -8,9 +8,9 @@ WORTH_TRYING = 0.02
 
 
 def expected_s(predicted_s: float, known_step_s: float, known_predicted_s: float) -> float:
-    """What a step will take, if predictions miss the same of it as of the plan that is known.
+    """Return what a step will take if predictions miss as much of it as of the known plan.
 
-    That is what an iteration does not have: data that is loaded, an optimizer, other processes.
+    They miss what an iteration does not have: loading data, an optimizer, other processes.
     """
     return known_step_s + predicted_s - known_predicted_s
 
@@ -20,7 +20,7 @@ def is_worth_trying(step_s: float, known_step_s: float) -> bool:
 
 
 def why_nothing_is_gained(sent: Timeline, trace: Trace, *, step_s: float, best_s: float) -> str:
-    """Why no plan is worth trying beside what is ``sent``; the best is predicted ``best_s``."""
+    """Say why no plan is worth trying beside what is ``sent``; the best is predicted ``best_s``."""
     at_most = max(0.0, sent.iteration_s - best_s) / step_s
     gain = f"the best plan would gain {at_most:.1%} of a step of {step_s * 1e3:.1f} ms"
     if sent.exposed_s < WORTH_TRYING * step_s:

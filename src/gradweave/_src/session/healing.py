@@ -26,7 +26,7 @@ class Sent(Struct, frozen=True, kw_only=True):
     workers: int
 
     def exposed_s(self, slowest: Phases, *, times_as_long: float = 1.0) -> float:
-        """What nothing hides of messages that take so many times as long as on this network.
+        """Return what nothing hides of messages that take so many times as long as on this network.
 
         ``slowest`` is the rank that computes longest, whom all messages wait for. Where they take
         twice as long, that is twice what nothing hides beside half the computing.
@@ -52,9 +52,9 @@ Exposed = Callable[[Phases, float], float]
 def exposed_beside(now: Phases, sent: Sent | None) -> Exposed:
     """Tell for other ranks and links what ``now``, the slowest rank, is seen to wait for.
 
-    By simulation where it is known what is sent: a shorter backward pass hides less, and shorter
-    messages also wait less for each other. The network is taken to be as slow as it is now, not
-    as it was learnt. Otherwise backward hides what it hides now.
+    It is simulated where it is known what is sent: a shorter backward pass hides less, and shorter
+    messages also wait less for each other. The network is taken to be as slow as it is now, not as
+    it was learnt. Otherwise backward hides what it hides now.
     """
 
     def as_now(slowest: Phases, times_as_long: float) -> float:
@@ -77,7 +77,7 @@ def exposed_beside(now: Phases, sent: Sent | None) -> Exposed:
 
 
 def _times_as_long(sent: Sent, now: Phases) -> float:
-    """How many times as long as learnt messages take, if that is why so much is exposed."""
+    """Return how many times as long as learnt messages take, if that exposes so much of them."""
     low, high = log(LEAST_TIMES), log(MOST_TIMES)
     for _ in range(HALVINGS):
         middle = (low + high) / 2

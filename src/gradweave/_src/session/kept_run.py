@@ -62,7 +62,7 @@ class Training(Struct, frozen=True, kw_only=True):
 
 
 def run_of(training: Training) -> Run:
-    """Raise RequestError where there is nothing to keep yet."""
+    """Put a run together; raise RequestError where there is nothing to keep yet."""
     if not training.step_s:
         raise RequestError("no step was seen to end; save the run after some steps")
     phases = tuple(_median_phases(rank.phases) for rank in training.ranks)
@@ -90,7 +90,7 @@ def run_of(training: Training) -> Run:
 
 
 def unplanned(names: Iterable[Sequence[str]], way: Travel) -> Plan:
-    """What travels together, and how, where nobody has planned it."""
+    """Return a plan of what travels together, and how, where nobody has planned it."""
     buckets = (
         Bucket(tensors=tuple(together), collective=way.collective, compression=way.compression)
         for together in names
@@ -124,7 +124,7 @@ def account_of(found: Findings, explanation: str) -> Account:
 
 
 def losses_of(given: Any, training: Training) -> Losses | None:
-    """As a curve over steps and seconds, from a number for each step or pairs of step and loss.
+    """Return losses over steps and seconds, from a number for each step or pairs of step and loss.
 
     Those that are not finite are left out. Raise RequestError where they do not fit the steps.
     """
@@ -245,7 +245,7 @@ def _trace(training: Training, phases: Sequence[Phases | None]) -> Trace:
 
 
 def estimated_trace(tensors: Sequence[Tensor], phases: Phases, *, name: str) -> Trace:
-    """Both passes as long as they were, and each gradient's share of them by its bytes.
+    """Return a trace with passes as long as they were, shared by gradients' bytes.
 
     ``tensors`` are in the order of declaration, which backward turns round.
     """
@@ -269,7 +269,7 @@ def estimated_trace(tensors: Sequence[Tensor], phases: Phases, *, name: str) -> 
 
 
 def _in_order_of(plan: Plan, trace: Trace) -> Trace:
-    """As the plan sends gradients; the plan is what ran, so it has all of them."""
+    """Return the trace in the plan's order; the plan is what ran, so it has all gradients."""
     order = [name for bucket in plan.buckets for name in bucket.tensors]
     if [tensor.name for tensor in trace.tensors] == order:
         return trace
@@ -281,7 +281,7 @@ def _in_order_of(plan: Plan, trace: Trace) -> Trace:
 
 
 def _of_tensors(plan: Plan, tensors: Sequence[Tensor]) -> Plan:
-    """As planners would have made it, who know nothing of parameters without elements."""
+    """Return the plan without parameters that have no elements, which planners do not know."""
     known = {tensor.name for tensor in tensors}
     left = (tuple(name for name in bucket.tensors if name in known) for bucket in plan.buckets)
     pairs = zip(plan.buckets, left, strict=True)
@@ -290,7 +290,7 @@ def _of_tensors(plan: Plan, tensors: Sequence[Tensor]) -> Plan:
 
 
 def _of_trace(timeline: Timeline, trace: Trace) -> Timeline:
-    """Without parameters that have no elements: they travel with others, and weigh nothing."""
+    """Return the timeline without parameters that have no elements, which weigh nothing."""
     known = {tensor.name for tensor in trace.tensors}
     if all(name in known for span in timeline.spans for name in span.tensors):
         return timeline
@@ -312,7 +312,7 @@ def _predicted(training: Training, trace: Trace, network: Network | None) -> Tim
 def predicted_of(
     trace: Trace, plan: Plan, network: Network | None, *, workers: int
 ) -> Timeline | None:
-    """What a step would take; None where nobody knows what the plan's messages cost."""
+    """Predict a step; None where nobody knows what the plan's messages cost."""
     if network is None:
         return None
     try:
@@ -328,7 +328,7 @@ def _learnt(training: Training, trace: Trace) -> Network | None:
 
 
 def network_from(steps: Iterable[Sequence[Sequence[MessageTimes]]], trace: Trace) -> Network | None:
-    """What some steps' messages, as all ranks saw them, say of the network; None: nothing."""
+    """Return the network that some steps' messages tell of, as all ranks saw them; None if none."""
     by_step = list(steps)
     workers = max((len(ranks) for ranks in by_step), default=1)
     if workers == 1:
@@ -346,7 +346,7 @@ OPERATIONS: tuple[Operation, ...] = ("all-reduce", "reduce-scatter", "all-gather
 
 
 def message_times(timeline: Timeline, plan: Plan) -> tuple[MessageTimes, ...]:
-    """The messages that a recorder has seen, each with the way that the plan sends it."""
+    """Return the messages that a recorder has seen, each with the way that the plan sends it."""
     way_of = {name: str(bucket.travel) for bucket in plan.buckets for name in bucket.tensors}
     return tuple(
         MessageTimes(

@@ -38,7 +38,7 @@ class Knowledge:
         self.allow(self.task.most_steps)
 
     def allow(self, steps: int) -> None:
-        """Planning may take so many more from here."""
+        """Let planning take so many more steps from here."""
         self._last_step = self.findings.steps + steps
         self.note(most_steps=self._last_step)
 
@@ -57,7 +57,7 @@ class Knowledge:
         return int(self.trace.nbytes.sum())
 
     def learnt_network(self) -> Network:
-        """What the messages so far say that others would cost."""
+        """Return what messages cost by those that were seen so far."""
         network = learnt_network(
             self.samples, workers=self.task.workers, model_bytes=self.model_bytes
         )

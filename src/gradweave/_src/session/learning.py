@@ -69,7 +69,7 @@ class MessageSample(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def samples_of(ranks: Sequence[Sequence[MessageTimes]]) -> list[MessageSample]:
-    """What one step's messages, as all ranks saw them, say about the network.
+    """Return what one step's messages, as all ranks saw them, say about the network.
 
     The rank that was ready last waited for nobody else, so of all ranks it saw the message take the
     shortest; clocks need not agree.
@@ -110,7 +110,7 @@ def _by_queue(times: Iterable[MessageTimes]) -> dict[_Queue, list[MessageTimes]]
 
 
 def _busy(of_ranks: Sequence[Sequence[MessageTimes]]) -> list[tuple[int, int]]:
-    """Where messages follow each other: all ranks were ready before the last one was done."""
+    """Return the ranges of messages that followed each other without a pause, on all ranks."""
     edges = [0]
     free_s = [one.done_s for one, *_ in of_ranks]
     for number in range(1, len(of_ranks[0])):
@@ -128,7 +128,7 @@ def _taken_s(messages: Sequence[MessageTimes]) -> float:
 def learnt_network(
     samples: Iterable[MessageSample], *, workers: int, model_bytes: int
 ) -> Network | None:
-    """What the samples say messages of up to ``model_bytes`` cost; None where there are none."""
+    """Return what messages of up to ``model_bytes`` cost by the samples; None without samples."""
     by_way: dict[Way, list[MessageSample]] = defaultdict(list)
     for sample in samples:
         by_way[Way(sample.operation, sample.collective)].append(sample)
@@ -158,7 +158,7 @@ def learnt_network(
 def sizes_to_probe(
     samples: Iterable[MessageSample], collective: str, *, is_sparse: bool, model_bytes: int
 ) -> tuple[int, ...]:
-    """The sizes that predictions depend on and training does not send like that, smallest first.
+    """Return the sizes that predictions need and training does not send, smallest first.
 
     None is larger than the model: no message ever is.
     """
@@ -173,7 +173,7 @@ def sizes_to_probe(
 
 
 def probe_takes_s(samples: Sequence[MessageSample], nbytes: int) -> float:
-    """What a probe of this size will take, as far as messages of other sizes tell.
+    """Estimate what a probe of this size will take, as far as messages of other sizes tell.
 
     What is asked for is what small messages cost, so this takes their start-up to be small.
     """
@@ -184,9 +184,9 @@ def probe_takes_s(samples: Sequence[MessageSample], nbytes: int) -> float:
 
 
 def _latency_s(samples: Sequence[MessageSample]) -> float:
-    """How much later than the next could leave a message arrives, where that was seen.
+    """Return how much later a message arrives than the next could leave; 0 where nobody saw.
 
-    It was where messages of one size travelled alone and in streams.
+    It was seen where messages of one size travelled alone and in streams.
     """
     taken_s: dict[tuple[int, int], list[float]] = defaultdict(list)
     for sample in samples:
@@ -201,7 +201,7 @@ def _latency_s(samples: Sequence[MessageSample]) -> float:
 
 
 def _curve(samples: Sequence[MessageSample], latency_s: float, model_bytes: int) -> Curve:
-    """Through what was seen of each size, and by a line beyond that.
+    """Return a curve through what was seen of each size, which a line continues.
 
     Messages that overlapped share their time as the line says.
     """
@@ -224,7 +224,7 @@ def _curve(samples: Sequence[MessageSample], latency_s: float, model_bytes: int)
 
 
 def _line(sizes_bytes: Sequence[tuple[int, ...]], lasting_s: Sequence[float]) -> Line:
-    """A start-up for each message and a price for each byte, with the least relative errors.
+    """Fit a start-up for each message and a price for each byte, with the least relative errors.
 
     Sums are exact, so that every rank comes to the same bits, whatever its processor.
     """
@@ -253,7 +253,7 @@ def _line(sizes_bytes: Sequence[tuple[int, ...]], lasting_s: Sequence[float]) ->
 
 
 def _points(gaps: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """For each size how long a message keeps the next one waiting; more is never less."""
+    """Return how long each size keeps the next message waiting; larger ones never keep it less."""
     of_size: dict[int, list[float]] = {}
     for nbytes, gap_s in sorted(gaps):
         known = next(reversed(of_size), None)
@@ -265,7 +265,7 @@ def _points(gaps: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def _never_falling(values: Sequence[float], weights: Sequence[int]) -> list[float]:
-    """The nearest values that never fall: neighbours in the wrong order share their mean."""
+    """Return the nearest values that never fall: neighbours in the wrong order share their mean."""
     blocks: list[tuple[float, int, int]] = []  # mean, weight, how many values
     for value, weight in zip(values, weights, strict=True):
         block = (value, weight, 1)

@@ -17,16 +17,16 @@ class Transfer(Struct, frozen=True, kw_only=True):
 
 
 def s_per_byte(arrived_s: Sequence[float], nbytes: int) -> float:
-    """Of messages of so many bytes that follow each other, from when each of them was there.
+    """Return what a byte took, from when each of some messages in a row had arrived.
 
-    The median over all pairs of them: a host that looks late at some of them does not count.
+    It is the median over all pairs of them: a host that looks late at some of them does not count.
     """
     pairs = combinations(enumerate(arrived_s), 2)
     return median((late_s - early_s) / (j - i) for (i, early_s), (j, late_s) in pairs) / nbytes
 
 
 def link_times(transfers: Iterable[Transfer]) -> dict[int, list[float]]:
-    """What a byte takes on the link of each rank, in its slower direction, part by part.
+    """Return what a byte takes on each rank's link, in its slower direction, part by part.
 
     A burst is as slow as the slower link of two, so that of a rank's bursts the faster ones tell
     what its own link can do; not the fastest, for a host that looks late at the first messages of
@@ -44,5 +44,5 @@ def link_times(transfers: Iterable[Transfer]) -> dict[int, list[float]]:
 
 
 def _of_the_faster(bursts: Sequence[float]) -> float:
-    """The slowest of the fastest third: of two peers, one of which is slow, still the other."""
+    """Return the slowest of the fastest third, which one slow peer of two does not reach."""
     return sorted(bursts)[(len(bursts) - 1) // 3]

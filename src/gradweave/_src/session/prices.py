@@ -36,7 +36,7 @@ DEAR_STARTUP = 0.05
 
 
 def learn_prices(known: Knowledge) -> Generator[Command, Any, Network]:
-    """What messages cost, as training's own tell, and a few beside it where they do not."""
+    """Learn what messages cost from training's own, and from a few beside it where needed."""
     yield from _probed(known, known.task.collective)
     if _startup_s(known) > DEAR_STARTUP * known.trace.backward_s:
         for rival in known.task.rivals:
@@ -93,7 +93,7 @@ def _probed(known: Knowledge, collective: str) -> Generator[Command, Any, None]:
 
 
 def _startup_s(known: Knowledge) -> float:
-    """What the smallest message costs that goes as all do without a plan."""
+    """Return what the smallest message costs that goes as all do without a plan."""
     task = known.task
     operation, *_ = OPERATIONS[task.passes]
     cost = known.learnt_network().cost(operation, task.collective, workers=task.workers)

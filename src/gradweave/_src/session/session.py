@@ -1,10 +1,10 @@
-"""From a model that has just been wrapped to the fastest plan for it, while it trains.
+"""Finding the fastest plan for a model that has just been wrapped, while it trains.
 
 A session decides, and does nothing itself: it yields commands, and whoever owns it carries them out
-and replies. It knows no torch, no process group, no clock and no file, so that the whole course
-can be tested in microseconds, with any step times, failures and stops. What it knows is in
-`knowledge`; its longer parts are `prices` (what messages cost), `contest` (which plan is fastest)
-and `warm_up` (while densities fall).
+and replies. It knows no torch, no process group, no clock and no file, so that the whole course can
+be tested in microseconds, with any step times, failures and stops. What it knows is in `knowledge`;
+its longer parts are `prices` (what messages cost), `contest` (which plan is fastest) and `warm_up`
+(while densities fall).
 """
 
 import logging
@@ -115,12 +115,12 @@ class Session:
         return self._end(why)
 
     def abandon(self, why: str) -> None:
-        """Whatever was sent last goes on: other ranks cannot be told of anything else."""
+        """End planning with what was sent last: other ranks cannot be told of anything else."""
         self._close_course()
         self._known.note(stage=Stage.SETTLED, note=why)
 
     def drop_plan(self, why: str) -> None:
-        """What the wrapper began with is sent again, and nothing is planned any more."""
+        """Note that what the wrapper began with is sent again, and that planning is over."""
         self._close_course()
         self._known.note(stage=Stage.SETTLED, plan=None, is_remembered=False, note=why)
         self._say(logging.WARNING, f"keeping {self.task.baseline}: {why}")
@@ -169,7 +169,7 @@ class Session:
             logger.log(level, "%s", text)
 
     def _accept(self, given: Plan | Recipe, *, is_remembered: bool) -> None:
-        """A plan of the user's, or of an earlier run, is carried out as it is."""
+        """Carry out a plan of the user's, or of an earlier run, as it is."""
         known = self._known
         plan = given if isinstance(given, Plan) else given.plan
         known.note(
@@ -246,7 +246,7 @@ class Session:
         self._judge(best.plan, known.trace, network)
 
     def _judge_whole_model(self) -> Course:
-        """Whether it pays to send the whole model as one sparse message; it is done in any case."""
+        """Find out whether one sparse message of the whole model pays; it is sent in any case."""
         known = self._known
         assert self.task.compression_at is not None
         compression = self.task.compression_at(LAST_STEP)
@@ -277,11 +277,12 @@ class Session:
             self._say(logging.INFO if worth.pays else logging.WARNING, str(worth))
 
     def _watch(self, most: float) -> Generator[Command, Any, bool]:
-        """Whether steps take another time than when the plan was chosen, by this share.
+        """Return whether steps take another time than when the plan was chosen, by this share.
 
-        Not than predicted: a prediction knows nothing of loading data and the like. Where it is
-        unknown what they took, the first steps tell. Of a remembered plan nobody minds if they are
-        faster, for that was another run; from then on this is what is expected.
+        They are not compared with what was predicted, for that knows nothing of loading data and
+        the like. Where it is unknown what they took, the first steps tell. Of a remembered plan
+        nobody minds if they are faster, for that was another run; from then on this is what is
+        expected.
         """
         settling_steps = SETTLING_STEPS
         windows = range(WINDOWS_WATCHED_BRIEFLY) if self.task.watches_briefly else count()

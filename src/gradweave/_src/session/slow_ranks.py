@@ -63,7 +63,7 @@ class Typical(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def typical(steps: Sequence[Phases]) -> Typical | None:
-    """Of one rank's last steps, in their order; None where they are too few to tell."""
+    """Sum up a rank's last steps, given in their order; None where they are too few to tell."""
     if len(steps) < LEAST_STEPS:
         return None
     edges = [len(steps) * part // PARTS for part in range(PARTS + 1)]
@@ -248,16 +248,17 @@ class _Healing:
         return slowest.compute_s + self._exposed(slowest, self._links_without(healed))
 
     def _links_without(self, healed: Sequence[_Fault]) -> float:
-        """How many times as long as now messages take: as long as on the slowest link."""
+        """Return how many times as long as now messages take, by the slowest link that is left."""
         before = max((fault.times_as_long for fault in self._links), default=1.0)
         left = [fault.times_as_long for fault in self._links if fault not in healed]
         return max(left, default=1.0) / before
 
 
 def _more(ranks: Sequence[Typical], length: Callable[[Phases], float]) -> list[list[float]]:
-    """By how much each rank takes longer than the median rank, in each part of the steps.
+    """Return by how much each rank takes longer than the median rank, part by part of the steps.
 
-    In each by itself, so that what all ranks do at once, such as warming up, is no difference.
+    Parts are compared each by itself, so that what all ranks do at once, such as warming up, is no
+    difference.
     """
     parts = list(zip(*([length(part) for part in one.parts] for one in ranks), strict=True))
     return _over_median(parts, lambda own_s, usual_s: own_s - usual_s)
@@ -266,7 +267,7 @@ def _more(ranks: Sequence[Typical], length: Callable[[Phases], float]) -> list[l
 def _over_median(
     parts: Sequence[Sequence[float]], difference: Callable[[float, float], float]
 ) -> list[list[float]]:
-    """For each rank its differences from the median rank, the lower one of two."""
+    """Return each rank's differences from the median rank, which is the lower one of two."""
     compared = [[difference(own, median_low(part)) for own in part] for part in parts]
     return [list(of_rank) for of_rank in zip(*compared, strict=True)]
 
@@ -303,7 +304,7 @@ def _medians(several: Sequence[Phases]) -> Phases:
 
 
 def _median_rank(ranks: Sequence[Typical]) -> Phases:
-    """The lower one of two, so that of two ranks it is the other."""
+    """Return the median rank's phases; of two ranks the lower one, so that it is the other."""
     phases = [one.phases for one in ranks]
     return _each(lambda phase: median_low(one.seconds(phase) for one in phases))
 

@@ -40,7 +40,7 @@ class PlanningTask(Struct, frozen=True, kw_only=True):
 
     @property
     def visit_steps(self) -> int:
-        """How many are timed each time that a plan runs."""
+        """How many steps are timed each time that a plan runs."""
         return max(1, self.trial_steps)
 
     @property
@@ -49,6 +49,6 @@ class PlanningTask(Struct, frozen=True, kw_only=True):
 
     @property
     def most_steps(self) -> int:
-        """After which planning ends with the best plan so far."""
+        """The steps after which planning ends with the best plan so far."""
         visits = MOST_VISITS_OF_PLANS * self.steps_per_visit
         return STEPS_BEFORE_VISITS + self.record_steps + visits

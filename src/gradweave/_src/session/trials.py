@@ -52,7 +52,7 @@ class Trial(Struct, frozen=True, kw_only=True):
 
     @property
     def step_s(self) -> float:
-        """What a step takes; as it is without a hook, where that is known."""
+        """What a step takes, without a hook that notes messages where that was timed."""
         plain_s = [visit.step_s for visit in self.visits if not visit.is_noted]
         return mean(plain_s or self.rounds_s)
 
@@ -70,9 +70,9 @@ class Outcome(Enum):
 def outcome(
     challenger_s: Sequence[float], champion_s: Sequence[float], *, is_last: bool = False
 ) -> Outcome:
-    """Of median steps in the order of visits; the champion's first came first, then by turns.
+    """Decide by median steps in the order of visits; the champion's came first, then by turns.
 
-    ``is_last``: nobody can run again. What was seen once must then be as clear as ever.
+    ``is_last`` says that nobody can run again. What was seen once must then be as clear as ever.
     """
     in_turn = [s for s in chain(*zip_longest(champion_s, challenger_s)) if s is not None]
     # As shares of a champion's step; negative where the challenger is faster.

@@ -1,4 +1,4 @@
-"""While the density of sparse gradients falls step by step: the best plan for each density."""
+"""Planning while the density of sparse gradients falls: the best plan for each density."""
 
 from collections.abc import Callable, Generator
 from typing import Any

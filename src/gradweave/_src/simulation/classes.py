@@ -25,7 +25,10 @@ from gradweave._src.errors import RequestError
 
 
 def simulate_classes(stages: Sequence[Stage], links: Links, *, ranks: int, nbytes: float) -> float:
-    """Seconds until the last rank is done. Ranks are numbered with the innermost tier fastest."""
+    """Return the seconds until the last rank is done.
+
+    Ranks are numbered with the innermost tier fastest.
+    """
     factors = links.factors(ranks)
     if factors is None:
         raise RequestError(f"{ranks} ranks do not fill the tiers of these links evenly")
@@ -39,7 +42,7 @@ def simulate_classes(stages: Sequence[Stage], links: Links, *, ranks: int, nbyte
 
 
 def classes_of(links: Links, factors: Sequence[int], axes: Sequence[Axis]) -> list[int]:
-    """How many places along each axis differ: those behind them are like the first ones.
+    """Return how many places along each axis differ: those behind are like the first ones.
 
     The network has boundaries between groups of so many neighbouring ranks. Those that lie within
     an axis make its places differ up to the outermost of them.
@@ -75,7 +78,7 @@ class _Classes:
         self.has_s, self.sending_s, self.receiving_s = np.zeros((3, prod(self.shape)))
 
     def run(self, stage: Stage, part_bytes: float) -> None:
-        """All groups of an axis, round by round."""
+        """Simulate a stage in all groups of its axis, round by round."""
         alike, size = stage.alike, stage.axis.size
         slowest_sum = max(level.link.sum_s_per_byte for level in self.links.levels)
         adding_s_per_byte = slowest_sum if alike.add else 0.0
@@ -105,12 +108,12 @@ class _Classes:
         self.has_s = parts_s.ready(np.array([0])) if alike.add else everything_s
 
     def _along(self, axis: Axis, ahead: int) -> IntArray:
-        """For each class, that of the rank so many places ahead."""
+        """Return for each class that of the rank so many places ahead."""
         number = np.arange(prod(self.shape)).reshape(self.shape)
         return np.roll(number, -ahead, axis=self.axes.index(axis)).ravel()
 
     def _of_classes(self, axis: Axis, by_place: FloatArray) -> FloatArray:
-        """What depends on the place along an axis only, for each class."""
+        """Return for each class what depends on the place along an axis only."""
         along = self.axes.index(axis)
         shape = [1] * len(self.shape)
         shape[along] = self.shape[along]
@@ -130,14 +133,14 @@ class _Parts:
         self._s: dict[int, FloatArray] = {} if alike.add else {0: has_s}
 
     def ready(self, parts: IntArray) -> FloatArray:
-        """When a rank has all of these, which it is about to send."""
+        """Return when a rank has all of these parts, which it is about to send."""
         take = self._s.pop if self._alike.sends_once else self._s.get
         rows = [take(part, self._at_first_s) for part in parts.tolist()]
         different = {id(row): row for row in rows}.values()
         return np.asarray(np.maximum.reduce(list(different)))
 
     def receive(self, parts: IntArray, at_s: FloatArray) -> None:
-        """A rank that adds has them when it has both its own and what has come."""
+        """Note when parts came; a rank that adds needs its own before it has them."""
         added: dict[int, FloatArray] = {}
         for part in parts.tolist():
             if not self._alike.add:

@@ -44,7 +44,7 @@ class Survival(Struct, frozen=True, kw_only=True):
 
 
 def survival(failures: Failures, *, workers: int) -> Survival:
-    """With checkpoints as often as is best. Checkpoints that cost nothing lose nothing."""
+    """Return what failures leave of a training with checkpoints as often as is best."""
     mtbf_s = failures.job_mtbf_s(workers)
     interval_s = best_interval_s(mtbf_s, failures.checkpoint_s)
     return Survival(
@@ -56,7 +56,7 @@ def survival(failures: Failures, *, workers: int) -> Survival:
 
 
 def goodput(failures: Failures, interval_s: float, *, workers: int) -> float:
-    """The share of the time that is useful, with a checkpoint after so many useful seconds."""
+    """Return the useful share of the time, with a checkpoint after so many useful seconds."""
     mtbf_s = failures.job_mtbf_s(workers)
     without_failure = (interval_s + failures.checkpoint_s) / mtbf_s
     survives_restart = exp(-failures.restart_s / mtbf_s)
@@ -68,7 +68,7 @@ def goodput(failures: Failures, interval_s: float, *, workers: int) -> float:
 
 
 def best_interval_s(mtbf_s: float, checkpoint_s: float) -> float:
-    """Where the share is largest, by halving: the equation has one solution between 0 and M."""
+    """Return the interval with the largest useful share; halving finds it between 0 and M."""
     if checkpoint_s == 0:
         return 0.0
     low, high = 0.0, 1.0  # of the mean time between failures

@@ -95,7 +95,7 @@ def simulate(
 
 
 def _copied_in(trace: Trace, s_per_byte: float) -> Trace:
-    """The same with each gradient ready when it is in its bucket: one is copied after the other."""
+    """Let each gradient be ready when it is in its bucket; one is copied after the other."""
     tensors, free_s = [], 0.0
     for tensor in trace.tensors:
         free_s = max(free_s, tensor.ready_s) + s_per_byte * tensor.nbytes
@@ -106,7 +106,10 @@ def _copied_in(trace: Trace, s_per_byte: float) -> Trace:
 def _copied_out(
     messages: Sequence[Span], backward_end_s: float, s_per_byte: float
 ) -> Iterator[Span]:
-    """Of each bucket, when backward is over, its last phase is, and the bucket before it is out."""
+    """Yield the copies out of buckets, one after the other.
+
+    Each begins when backward is over, the bucket's last phase is, and the bucket before it is out.
+    """
     arrived = {message.tensors: message for message in messages}
     now_s = backward_end_s
     for message in arrived.values():
@@ -163,7 +166,7 @@ def _backward(trace: Trace, begin_s: float) -> Iterator[Span]:
 def _gathers(
     trace: Trace, plan: Plan, network: Network, workers: int, operation: Operation
 ) -> Iterator[Span]:
-    """Forward needs the last bucket of backward first."""
+    """Yield the all-gathers of an iteration, for which the last bucket of backward comes first."""
     if workers == 1:
         return
     free_s = 0.0
@@ -193,7 +196,7 @@ def _messages(
     operation: Operation,
     idle: Network,
 ) -> Iterator[Span]:
-    """Of gradients; backward begins at ``begin_s``, and after it messages cost as on ``idle``."""
+    """Yield gradients' messages; backward begins at ``begin_s``, and ``idle`` prices follow it."""
     if workers == 1:
         return
     free_s, computed_s = begin_s, begin_s + trace.backward_s
@@ -232,7 +235,7 @@ def _messages(
 
 
 def _left_s(start_s: float, busy_s: float, computed_s: float, idle_s: float) -> float:
-    """When a message has left that is in the middle of it, perhaps, when computing is over."""
+    """Return when a message has left whose price changes where computing is over."""
     if busy_s == idle_s or start_s + busy_s <= computed_s:
         return start_s + busy_s
     if start_s >= computed_s:
@@ -251,7 +254,7 @@ def _way(bucket: Bucket) -> Way:
 def _priced(
     network: Network, operation: Operation, way: Way, workers: int, nbytes: FloatArray
 ) -> list[tuple[str, FloatArray]]:
-    """Each phase of a message sent this way, and what it would cost every bucket."""
+    """Return each phase of a message sent this way, and what it would cost every bucket."""
     collective, compression = way
     if operation != "all-reduce":
         cost = network.cost(operation, collective, workers=workers)

@@ -27,7 +27,7 @@ class Jitter(Struct, frozen=True, kw_only=True):
 
 
 def slowest(trace: Trace, jitter: Jitter, *, workers: int, random: np.random.Generator) -> Trace:
-    """One iteration as a collective sees it: each tensor ready when all workers have it.
+    """Return one iteration as a collective sees it: each tensor ready when all workers have it.
 
     Times are drawn log-normal, so that none is negative, with the trace's as their mean.
     """

@@ -15,7 +15,7 @@ class PassesCompared(Struct, frozen=True, kw_only=True):
 
     @property
     def faster(self) -> Simulated:
-        """Never slower than the best plan for backward; of equals, the one for both."""
+        """The faster of both, which is never slower than backward alone; of equals, both passes."""
         return min(self.both, self.backward, key=lambda one: one.outcome.iteration_s)
 
     @property
@@ -32,7 +32,7 @@ def compare_passes(
     planner: str = "optimal",
     collective: str | None = None,
 ) -> PassesCompared:
-    """Without a ``collective``, each by its own default on this network."""
+    """Compare both kinds of plans, without a ``collective`` each by its own default."""
     backward, both = cases(
         [trace],
         [network],

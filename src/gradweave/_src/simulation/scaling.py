@@ -88,7 +88,7 @@ def cases(
     compression: Compression | None = None,
     passes: Sequence[Passes] = ("backward",),
 ) -> list[Case]:
-    """Every combination; None among the collectives is each network's own."""
+    """Return every combination; None among the collectives is each network's own."""
     return [
         Case(
             trace=trace,

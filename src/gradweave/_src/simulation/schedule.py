@@ -20,7 +20,10 @@ from gradweave._src.errors import RequestError
 
 
 def simulate_schedule(schedule: Schedule, links: Links, *, nbytes: int) -> float:
-    """Seconds until the last rank is done. Ranks are numbered with the innermost tier fastest."""
+    """Return the seconds until the last rank is done.
+
+    Ranks are numbered with the innermost tier fastest.
+    """
     factors = links.factors(schedule.ranks)
     if factors is None:
         raise RequestError(f"{schedule.ranks} ranks do not fill the tiers of these links evenly")
@@ -43,7 +46,7 @@ def simulate_schedule(schedule: Schedule, links: Links, *, nbytes: int) -> float
 
 
 def bytes_across_tier(schedule: Schedule, group: int, *, nbytes: int) -> IntArray:
-    """What leaves each group of so many neighbouring ranks: the traffic of its uplink."""
+    """Return the bytes that leave each group of so many neighbours: its uplink's traffic."""
     edges = block_edges(nbytes, schedule.blocks)
     left = np.zeros(schedule.ranks // group, dtype=np.int64)
     for number in range(schedule.rounds):
@@ -64,7 +67,7 @@ def _latency_s(one: Round, links: Links, factors: tuple[int, ...]) -> FloatArray
 
 
 def _transfer_s(one: Round, size: FloatArray, links: Links, factors: tuple[int, ...]) -> FloatArray:
-    """How long the most loaded link on each transfer's way is busy in this round."""
+    """Return how long the most loaded link on each transfer's way is busy in this round."""
     ranks = prod(factors)
     slowest_s = np.zeros(len(size))
     for tier, level in enumerate(links.levels):
@@ -83,13 +86,13 @@ def _transfer_s(one: Round, size: FloatArray, links: Links, factors: tuple[int, 
 
 
 def _added_bytes(one: Round, size: FloatArray, ranks: int) -> FloatArray:
-    """What the target of each transfer has to add in this round; nothing where it replaces."""
+    """Return the bytes that each transfer's target has to add in this round; 0 if it replaces."""
     load = np.bincount(one.target[one.add], size[one.add], minlength=ranks)
     return np.where(one.add, load[one.target], 0.0)
 
 
 def _messages_ready_s(ready_s: FloatArray, one: Round) -> FloatArray:
-    """When a source has all that goes to the same target."""
+    """Return when each source has all that goes to the same target."""
     blocks_s = _sources_ready_s(ready_s, one)
     pairs, message = np.unique(one.source * len(ready_s) + one.target, return_inverse=True)
     if len(pairs) == len(blocks_s):

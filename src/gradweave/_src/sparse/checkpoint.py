@@ -61,7 +61,7 @@ def save(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def _checksums() -> Iterator[None]:
-    """A user may have switched them off for files of their own."""
+    """Have torch write checksums, which a user may have switched off for files of their own."""
     asked_for = get_crc32_options()
     set_crc32_options(True)
     try:

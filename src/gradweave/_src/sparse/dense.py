@@ -8,7 +8,7 @@ from gradweave._src.sparse.residual import carried_type
 
 
 def places_below(elements: Iterable[int], below: int) -> list[slice]:
-    """Where in a bucket those tensors lie that have fewer elements than ``below``."""
+    """Return where in a bucket those tensors lie that have fewer elements than ``below``."""
     places, first = [], 0
     for count in elements:
         if 0 < count < below:
@@ -18,7 +18,7 @@ def places_below(elements: Iterable[int], below: int) -> list[slice]:
 
 
 def take_out(flat: torch.Tensor, places: Sequence[slice]) -> torch.Tensor:
-    """What lies there, one behind the other, ready to be summed; zeros are left."""
+    """Return what lies there, one behind the other, ready to be summed, and leave zeros."""
     taken = torch.cat([flat[place] for place in places] or [flat[:0]])
     for place in places:
         flat[place] = 0
@@ -26,7 +26,7 @@ def take_out(flat: torch.Tensor, places: Sequence[slice]) -> torch.Tensor:
 
 
 def put_back(whole: torch.Tensor, flat: torch.Tensor, places: Sequence[slice]) -> None:
-    """The inverse of ``take_out``, rounded to what is there."""
+    """Write back what ``take_out`` returned, rounded to the type that is there."""
     lengths = [place.stop - place.start for place in places]
     for place, part in zip(places, torch.split(whole, lengths), strict=True):
         flat[place] = part

@@ -50,7 +50,7 @@ class Participant(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Who sends to whom among so many ranks, and a participant, from (its rank, what it sends, k).
+    """An exchange: who sends to whom, and a participant made from (its rank, what it sends, k).
 
     Ranks take part by ``program(schedule(ranks), rank)``.
     """

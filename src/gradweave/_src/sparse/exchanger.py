@@ -109,7 +109,7 @@ class _Packed:
         self._participant.arrived(self._steps[place], vectors)
 
     def finish(self) -> None:
-        """The participant has all of it."""
+        """Do nothing: the participant has all of it."""
 
     def _message(self, step: Step) -> NDArray[np.uint8]:
         return np.zeros((step.last - step.first) * self._vector_bytes, np.uint8)

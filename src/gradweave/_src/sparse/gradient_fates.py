@@ -68,7 +68,7 @@ class GradientFates:
         return fates
 
     def forget(self) -> None:
-        """There is no pass whose gradients matter."""
+        """Forget the last pass: there is none whose gradients matter."""
         self._decided = dict.fromkeys(self._parameters, Fate.APPLIED)
 
     def begin_pass(self) -> None:
@@ -89,7 +89,7 @@ class GradientFates:
         return under_way is not None and not under_way.has_ended
 
     def _decide(self) -> None:
-        """As far as possible; later passes that are not synchronised may decide the rest."""
+        """Decide as far as possible; later passes without synchronisation may decide the rest."""
         if len(self._decided) == len(self._parameters):
             return
         stepped = self._steps.stepped()
@@ -122,7 +122,7 @@ class _Pass:
         self._at_end, self._rounds_left = at_end, 2
 
     def __call__(self) -> None:
-        """torch's wrapper writes gradients in the first round, we what it leaves out after it."""
+        """Act a round late: torch's wrapper writes gradients first, we what it leaves out."""
         if self._rounds_left:
             self._rounds_left -= 1
             when_backward_ends(self)
@@ -149,7 +149,7 @@ def _zeroed(gradients: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, int]:
-    """Another when the tensor is another, or has been written to."""
+    """Return a mark that changes when the tensor is another, or has been written to."""
     return id(tensor), changes_in_place(tensor)
 
 

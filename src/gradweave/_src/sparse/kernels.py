@@ -32,7 +32,7 @@ Array = NDArray[Any]
 
 @compiled
 def find_threshold(bits: Array, k: int, counts: Array, shifts: Array) -> tuple[Any, int]:
-    """The k-th largest magnitude, and how many of those equal to it are among the k largest.
+    """Return the k-th largest magnitude, and how many equal to it are among the k largest.
 
     ``shifts`` say from which bit on magnitudes are told apart, pass by pass; ``counts`` is scratch.
     """
@@ -69,7 +69,7 @@ class Buffer(NamedTuple):
 
 @compiled
 def _cut_down(buffer: Buffer, count: int, k: int) -> Any:
-    """Move the k largest to the front, in their order; the smallest magnitude of them."""
+    """Move the k largest to the front, in their order; return their smallest magnitude."""
     bits = buffer.bits[:count]
     kind = bits.dtype.type
     magnitude = kind(~(kind(1) << kind(8 * bits.itemsize - 1)))
@@ -97,7 +97,7 @@ def _collect(
 ) -> tuple[int, Any]:
     """Put what may be among the k largest and reaches the floor into the buffer.
 
-    How many there are, and the largest magnitude of all. Without ``kept`` nothing is added.
+    Return how many there are, and the largest magnitude of all. Without ``kept`` nothing is added.
     """
     kind = bits.dtype.type
     magnitude = kind(~(kind(1) << kind(8 * bits.itemsize - 1)))
@@ -127,7 +127,7 @@ def _collect(
 
 @compiled
 def _likely_floor(kept: Array, gradient: Array, k: int, buffer: Buffer) -> Any:
-    """A magnitude that about twice k elements reach, judged by a sample; 0 where that is small."""
+    """Guess from a sample what about twice k elements reach; 0 where that would be unsure."""
     numel = kept.shape[0]
     runs = SAMPLE // CHUNK
     above = 2 * k * SAMPLE // numel
@@ -152,8 +152,9 @@ def take_largest(
 ) -> Any:
     """Move the k largest of kept + gradient to the front of the buffer; the rest is ``pending``.
 
-    Without the first two, the k largest of what is pending. ``bits`` is the same memory. Returns
-    the bits of the largest magnitude: if they are not those of a number, nothing has a meaning.
+    Without the first two, these are the k largest of what is pending. ``bits`` is the same memory.
+    Return the bits of the largest magnitude: if they are not those of a number, nothing has a
+    meaning.
     """
     floor = bits.dtype.type(0)
     if kept is not None and gradient is not None:
@@ -177,7 +178,7 @@ def add_sparse(
     indices: Array,
     values: Array,
 ) -> int:
-    """The sum of two vectors with ascending indices; how many elements it has."""
+    """Add two vectors with ascending indices, and return how many elements the sum has."""
     a = b = count = 0
     while a < first_indices.shape[0] and b < second_indices.shape[0]:
         here, there = first_indices[a], second_indices[b]
@@ -213,7 +214,7 @@ class Parts(NamedTuple):
 def part_largest(
     indices: Array, values: Array, bits: Array, k: int, counts: Array, shifts: Array, parts: Parts
 ) -> int:
-    """The k largest inside, the others outside; how many are inside."""
+    """Put the k largest inside, the others outside, and return how many are inside."""
     kind = bits.dtype.type
     magnitude = kind(~(kind(1) << kind(8 * bits.itemsize - 1)))
     threshold, ties = find_threshold(bits, k, counts, shifts)
@@ -230,7 +231,7 @@ def part_largest(
 
 @compiled
 def part_by(indices: Array, values: Array, chosen: Array, parts: Parts) -> int:
-    """Elements with a chosen index inside, the others outside; how many are inside."""
+    """Put elements with a chosen index inside, others outside; return how many are inside."""
     inside = wanted = 0
     for place in range(indices.shape[0]):
         index = indices[place]

@@ -10,11 +10,12 @@ from gradweave._src.step_hooks import watch_steps
 
 
 class OptimizerSteps:
-    """Of torch's optimizers, which are watched: fused ones change parameters without a trace.
+    """Watches with which parameters steps were taken; fused optimizers change them without a trace.
 
-    Somebody else may take steps with the parameters that none of them has held so far: with all of
-    these, when values of any change, for a step changes nothing where a gradient is zero. Values
-    are compared with a copy, because torch does not count changes through ``parameter.data``.
+    So steps of torch's optimizers are watched. Somebody else may take steps with the parameters
+    that none of them has held so far: with all of these, when values of any change, for a step
+    changes nothing where a gradient is zero. Values are compared with a copy, because torch does
+    not count changes through ``parameter.data``.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -48,7 +49,7 @@ class OptimizerSteps:
 
 
 def _nothing(optimizer: torch.optim.Optimizer) -> None:
-    """Before a step there is nothing to note."""
+    """Do nothing: before a step there is nothing to note."""
 
 
 def _note(watching: "weakref.ref[OptimizerSteps]", optimizer: torch.optim.Optimizer) -> None:

@@ -28,7 +28,7 @@ class Flat:
 
 
 def places_of(elements: Mapping[str, int]) -> dict[str, slice]:
-    """Where parameters with so many elements lie, one behind the other."""
+    """Return where parameters with so many elements lie, one behind the other."""
     ends = accumulate(elements.values())
     return {
         name: slice(end - count, end)
@@ -37,7 +37,7 @@ def places_of(elements: Mapping[str, int]) -> dict[str, slice]:
 
 
 def without(flat: Flat, places: Sequence[slice]) -> Flat:
-    """The same, as if nothing had been kept there; what is pending is shared."""
+    """Return it as if nothing had been kept in these places; what is pending is shared."""
     if not places:
         return flat
     kept = flat.kept.clone()
@@ -113,11 +113,11 @@ class Carried:
 
     @property
     def finite(self) -> bool:
-        """Whether every bucket of the open step is."""
+        """Whether every bucket of the open step is finite."""
         return all(flat.finite for flat in self._open)
 
     def commit(self, *, discarded: Collection[str] = (), waiting: Collection[str] = ()) -> bool:
-        """What is pending holds, in all buckets of the step. False: it was not finite.
+        """Make what is pending hold, in all buckets of the step; False where it was not finite.
 
         Then the step is rolled back: NaN or Inf never enters what is carried over. For parameters
         whose gradients have been ``discarded`` it is rolled back in any case. For those whose
@@ -141,16 +141,16 @@ class Carried:
         return True
 
     def rollback(self) -> None:
-        """The step has not been taken: everything is as before the first of its passes."""
+        """Undo a step that was not taken: all is as before the first of its passes."""
         self._open.clear()
         for name, before in self._before_waiting.items():
             self.value(name).copy_(before)
         self._before_waiting.clear()
 
     def follow_scale(self, scale: float) -> None:
-        """Gradients will be multiplied by ``scale`` (AMP's loss scale); so is what is carried.
+        """Scale what is carried as gradients will be: by ``scale``, which is AMP's loss scale.
 
-        Exact where both scales are powers of two.
+        It is exact where both scales are powers of two.
         """
         self._require_settled()
         if not 0 < scale < float("inf"):
@@ -163,9 +163,9 @@ class Carried:
             self.scale = scale
 
     def value(self, name: str, *, pending: bool = False) -> torch.Tensor:
-        """A view of what is kept for one parameter, or zeros.
+        """Return a view of what is kept for one parameter, or zeros.
 
-        With ``pending``, where its bucket is open, of what will be kept after this step.
+        With ``pending``, where its bucket is open, it is of what will be kept after this step.
         """
         if name not in self._flats:
             return self._likes[name].new_zeros(self._sizes[name])
@@ -175,10 +175,10 @@ class Carried:
         return source[self._places(flat)[name]]
 
     def state_dict(self, *, discarded: Collection[str] | None = None) -> dict[str, Any]:
-        """A number, and tensors of the parameters' shapes, whatever their layout in memory.
+        """Return the scale, and tensors of the parameters' shapes, whatever their layout.
 
-        Of all parameters, also before the first step: a template is filled where it has places. Of
-        an open step somebody must say for which parameters it will be rolled back
+        It has all parameters, also before the first step: a template is filled where it has places.
+        Of an open step somebody must say for which parameters it will be rolled back
         (``discarded``); for the others it will be committed. Here it stays open.
         """
         if discarded is None:
@@ -197,7 +197,7 @@ class Carried:
         return self.value(name, pending=not is_discarded)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Parameters that the state does not have start from zero."""
+        """Take over a state; parameters that it does not have start from zero."""
         self._require_settled()
         self.check(state)
         self.scale = float(state["scale"])
@@ -207,7 +207,7 @@ class Carried:
             self._layouts[name].shaped(self._lay_out((name,)).kept).copy_(value)
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """That it is one of these parameters."""
+        """Raise RequestError unless the state is one of these parameters."""
         for name, value in state["values"].items():
             own = self._layouts[name].shape if name in self._layouts else "no such parameter"
             if own != tuple(value.shape):
@@ -217,7 +217,7 @@ class Carried:
                 )
 
     def _lay_out(self, names: tuple[str, ...]) -> Flat:
-        """A bucket of its own for these, filled with what has been kept for them."""
+        """Make a bucket of these parameters, filled with what has been kept for them."""
         likes = {(self._likes[name].dtype, self._likes[name].device) for name in names}
         if len(likes) > 1:
             raise RequestError(f"parameters of one bucket are of several kinds: {likes}")
@@ -249,7 +249,7 @@ class Carried:
 def redistribute(
     states: Sequence[Mapping[str, Any]], ranks: int, *, mean: bool = False
 ) -> list[dict[str, Any]]:
-    """The states of all ranks for another number of them: sums over the ranks stay what they are.
+    """Return the states for another number of ranks, whose sums over the ranks stay the same.
 
     Rank r takes over those of the old ranks r, r + ranks, r + 2 ranks, …; additional ranks start
     from zero. With ``mean``, for velocities, means over the ranks stay instead.
@@ -260,7 +260,7 @@ def redistribute(
 def share_of(
     states: Sequence[Mapping[str, Any]], rank: int, ranks: int, *, mean: bool = False
 ) -> dict[str, Any]:
-    """What ``redistribute`` gives to one of the ranks."""
+    """Return what ``redistribute`` gives to one of the ranks."""
     scales = {state["scale"] for state in states}
     if len(scales) != 1:
         raise RequestError(f"states of one step have one loss scale, got {sorted(scales)}")
@@ -270,7 +270,7 @@ def share_of(
 
 
 def carried_type(gradient: torch.dtype) -> torch.dtype:
-    """float32, or float64 where gradients are."""
+    """Return the type to carry gradients over in: float32, or float64 where gradients are."""
     return torch.float64 if gradient == torch.float64 else torch.float32
 
 

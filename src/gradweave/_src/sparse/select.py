@@ -32,7 +32,7 @@ from gradweave._src.vocabulary import alternatives
 
 Select = Callable[[Flat, torch.Tensor, int], SparseVector]
 
-# Of a buffer for radix, beyond k elements.
+# A buffer for radix has room for at least so many elements beyond k.
 LEAST_SPARE = 1 << 16
 
 # A threshold is estimated from this share of the elements, unless too few of them would be above.
@@ -45,7 +45,7 @@ CLOSE_ENOUGH = (2 / 3, 4 / 3)
 
 
 def radix(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
-    """Exactly the k largest, in one pass over memory; on the CPU, with numba."""
+    """Select exactly the k largest, in one pass over memory; on the CPU, with numba."""
     fast = kernels()
     if fast is None:
         raise RequestError(
@@ -68,12 +68,12 @@ def radix(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
 
 
 def threshold(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
-    """Exactly the k largest by a threshold that is found on the device; only they leave it."""
+    """Select exactly the k largest by a threshold found on the device; only they leave it."""
     return take_by_threshold(lambda: _add(flat, gradient), k)
 
 
 def torch_topk(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
-    """Exactly the k largest by ``torch.topk``, on any device."""
+    """Select exactly the k largest by ``torch.topk``, on any device."""
     magnitudes = _add(flat, gradient).abs()
     ranked = torch.topk(magnitudes, min(k + 1, len(magnitudes)))
     if not torch.isfinite(ranked.values[0]):  # NaN ranks above everything
@@ -82,7 +82,7 @@ def torch_topk(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
 
 
 def sampled(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
-    """At most k above a threshold that a hundredth of the elements suggests (as DGC does)."""
+    """Select at most k above a threshold that a hundredth of the elements suggests (like DGC)."""
     magnitudes = _add(flat, gradient).abs()
     numel = len(magnitudes)
     wanted = max(ceil(SAMPLED_SHARE * numel), ceil(LEAST_SAMPLED_ABOVE * numel / k))
@@ -92,7 +92,7 @@ def sampled(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
 
 
 def gaussian(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
-    """At most k above a threshold for numbers that are normally distributed (Gaussian-k)."""
+    """Select at most k above a threshold for normally distributed numbers (Gaussian-k)."""
     magnitudes = _add(flat, gradient).abs()
     deviation, mean = torch.std_mean(flat.pending, correction=0)
     share = k / len(magnitudes)
@@ -146,7 +146,7 @@ def select(flat: Flat, gradient: torch.Tensor, *, k: int, method: str) -> Sparse
 
 
 def default_selection(device: torch.device) -> str:
-    """The fastest exact one there is."""
+    """Return the name of the fastest exact selection for this device."""
     if device.type != "cpu":
         return "threshold"
     return "radix" if kernels() else "torch-topk"
@@ -167,7 +167,10 @@ def compile_kernels(gradient: torch.dtype) -> None:
 
 
 def _buffer(pending: NDArray[Any], k: int) -> Any:
-    """Larger ones are cut down less often; much larger ones no longer fit into the cache."""
+    """Return a buffer for candidates.
+
+    Larger ones are cut down less often; much larger ones no longer fit into the cache.
+    """
     fast = kernels()
     room = min(len(pending), k + max(k // 2, LEAST_SPARE)) + fast.CHUNK
     values = np.empty(room, pending.dtype)
@@ -195,7 +198,7 @@ def _above(flat: Flat, magnitudes: torch.Tensor, threshold: torch.Tensor, k: int
 
 
 def _first(ranked: torch.return_types.topk, magnitudes: torch.Tensor, k: int) -> torch.Tensor:
-    """Ascending indices of the k largest, when k + 1 are ranked if there are as many.
+    """Return ascending indices of the k largest, from k + 1 that were ranked if there are as many.
 
     torch.topk does not say which of equals it takes; the one more shows whether that matters.
     """

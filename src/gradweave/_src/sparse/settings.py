@@ -119,7 +119,7 @@ class TopK(Sparse):
 
 
 def settings_of(given: Sparse | Compression | str) -> Sparse:
-    """What a user means by ``compression``: these settings, or as plans have it, or as text."""
+    """Return the settings that a user means by a ``compression`` in any of its forms."""
     if isinstance(given, Sparse):
         return given
     compression = parse_compression(given) if isinstance(given, str) else given

@@ -72,7 +72,7 @@ class Sparsifier:
         frozen: Collection[str] = (),
         dense: bool = False,
     ) -> Exchanged:
-        """In place: a flat bucket of these parameters becomes what is applied, zero elsewhere.
+        """Replace a flat bucket of these parameters by what is applied, with zeros elsewhere.
 
         Of ``frozen`` ones nothing is sent, and what is carried over for them stays. The message is
         as long as with them, so that ranks may differ in what they freeze. Of a ``dense`` bucket
@@ -150,7 +150,7 @@ class Sparsifier:
         clip_local_norm(gradient, elements, limit=limit)
 
     def commit(self, *, discarded: Collection[str] = (), waiting: Collection[str] = ()) -> bool:
-        """The step was taken. False: it was not finite somewhere, and has been rolled back.
+        """Keep what the step leaves; False where it was not finite, and has been rolled back.
 
         It is rolled back, too, for parameters whose gradients were ``discarded``. With those that
         are ``waiting`` for the optimizer, what was before can still be rolled back to.
@@ -163,19 +163,19 @@ class Sparsifier:
         return finite
 
     def rollback(self) -> None:
-        """The step was skipped: residuals and velocities are bit for bit as before."""
+        """Undo a step that was skipped: residuals and velocities are bit for bit as before."""
         for carried in self._carried().values():
             carried.rollback()
 
     def follow_scale(self, scale: float) -> None:
-        """Before the first bucket of a step whose loss is scaled by ``scale``."""
+        """Follow the loss scale of a step; call it before the first bucket of the step."""
         for carried in self._carried().values():
             carried.follow_scale(scale)
 
     def state_dict(self, *, discarded: Collection[str] | None = None) -> dict[str, Any]:
-        """This rank's, after ``commit`` or ``rollback``.
+        """Return this rank's state, after ``commit`` or ``rollback``.
 
-        Or, with ``discarded``, as it will be when the open step is committed like that.
+        With ``discarded`` it is as it will be when the open step is committed like that.
         """
         if discarded is not None and not self.residuals.finite:
             discarded = self._elements
@@ -185,7 +185,7 @@ class Sparsifier:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Of a sparsifier with momentum where this one has it, and without where not."""
+        """Take over a state, which must be one with momentum if and only if this one has it."""
         self.check(state)
         for kind, carried in self._carried().items():
             carried.load_state_dict(state[kind])

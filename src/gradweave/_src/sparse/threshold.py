@@ -91,7 +91,7 @@ def take_by_threshold(add: Callable[[], torch.Tensor], k: int) -> SparseVector:
 def _take(
     total: torch.Tensor, k: int, choose: Callable[[torch.Tensor, int], _Chosen]
 ) -> SparseVector | None:
-    """None: what was chosen is wrong, and so is what is left."""
+    """Take out what ``choose`` chooses; None where that is wrong, and so is what is left."""
     integers = INTEGERS[total.dtype]
     magnitudes = total.view(integers) & torch.iinfo(integers).max
     chosen = choose(magnitudes, k)
@@ -139,7 +139,7 @@ def _choose_bit_by_bit(magnitudes: torch.Tensor, k: int) -> _Chosen:
 
 
 def _largest(magnitudes: torch.Tensor, k: int) -> torch.Tensor:
-    """Where the k largest are, ascending; of equals the first ones."""
+    """Return where the k largest are, ascending; of equals the first ones."""
     return magnitudes.sort(stable=True, descending=True).indices[:k].sort().values
 
 

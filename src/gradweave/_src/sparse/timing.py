@@ -34,7 +34,7 @@ NOT_CLIPPED = 1e30
 
 
 class SelectionTiming(Struct, frozen=True, kw_only=True):
-    """Adding the gradient, selecting, and taking the selected values out."""
+    """What one method took to add the gradient, select, and take the selected values out."""
 
     method: str
     numel: int
@@ -53,7 +53,7 @@ def time_selections(
     threads: int = 1,
     on_timed: Callable[[], None] = lambda: None,
 ) -> list[SelectionTiming]:
-    """Every method on the same normally distributed numbers, in turn, because machines drift.
+    """Time all methods on the same normally distributed numbers, in turn, for machines drift.
 
     The first run of each is not counted; ``on_timed`` is called after every run.
     """
@@ -92,9 +92,9 @@ def time_selections(
 def selection_s_per_element(
     numel: int, *, like: torch.Tensor, density: float, settings: Sparse
 ) -> float:
-    """With what is done before it, for gradients like ``like``; takes a few milliseconds.
+    """Time selecting, and what comes before it, for gradients like ``like``: some milliseconds.
 
-    Also with the zeros into which a bucket's result is written: there are as many.
+    Making the zeros into which a bucket's result is written is in it: there are as many.
     """
     numel = max(1, min(numel, MOST_TIMED))
     kind = carried_type(like.dtype)
@@ -123,17 +123,17 @@ def selection_s_per_element(
 def exchange_cost(
     exchanger: Exchanger, *, exchange: str, density: float, numel: int | None = None
 ) -> Line:
-    """What a message takes beside selecting, over the bytes of the dense message.
+    """Measure what a message takes beside selecting, over the bytes of the dense message.
 
-    As measured now on the slowest rank; call it on every rank. With ``numel``, the elements of a
-    model, no message here has more bytes than half of it.
+    The slowest rank counts; call it on every rank. With ``numel``, the elements of a model, no
+    message here has more bytes than half of it.
     """
     ranks, rank = exchanger.group.size(), exchanger.group.rank()
     probe = {"probe": torch.zeros(LEAST_PROBED)}
     sparsifier = Sparsifier(exchanger, probe, exchange=exchange, selection=BASELINE)
 
     def small() -> None:
-        """Everything that is done for a bucket."""
+        """Do everything that is done for a bucket."""
         sparsifier.reduce(["probe"], torch.ones(LEAST_PROBED), density=1 / LEAST_PROBED)
         sparsifier.rollback()
 
@@ -152,7 +152,7 @@ def exchange_cost(
 
 
 def _median_s(run: Callable[[], object]) -> float:
-    """The first time, which allocates, does not count."""
+    """Return the median time of a call, without the first one, which allocates."""
     times_s = []
     for _ in range(1 + TIMES):
         started_s = perf_counter()
@@ -162,7 +162,7 @@ def _median_s(run: Callable[[], object]) -> float:
 
 
 def _is_exact(flat: Flat, gradient: torch.Tensor, chosen: SparseVector, k: int) -> bool:
-    """Tell it by what is left, not by another selection."""
+    """Tell by what is left, not by another selection, whether these are the k largest."""
     indices, values = torch.from_numpy(chosen.indices).long(), torch.from_numpy(chosen.values)
     total = flat.kept + gradient
     left = total.index_fill(0, indices, 0)

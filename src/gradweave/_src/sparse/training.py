@@ -89,7 +89,7 @@ class SparseTraining:
             compile_kernels(dtype)
 
     def begin_step(self, *, is_idle: bool = False) -> None:
-        """Before the first bucket; what the optimizer does with the step before is over.
+        """Begin a step before its first bucket, when the optimizer is done with the step before.
 
         A rank that is idle has run out of data: it sends its residuals, and takes no steps itself.
         """
@@ -131,7 +131,7 @@ class SparseTraining:
             )
 
     def settle(self, *, is_idle: bool) -> None:
-        """The last step, before another begins: on every rank, when nothing travels."""
+        """Settle the last step before another begins, on every rank, when nothing travels."""
         self._settle(self._known(self.fates.now(), is_idle=is_idle))
 
     def _known(self, fates: Mapping[str, Fate], *, is_idle: bool) -> _Known:
@@ -152,7 +152,7 @@ class SparseTraining:
         self.sparsifier.follow_scale(agreed.scale)
 
     def _agreed(self, known: _Known, mine: _Settled) -> _Settled:
-        """What the ranks that still have data know; a scaler elsewhere is not up to date."""
+        """Return what ranks that still have data know; a scaler elsewhere is not up to date."""
         if self._grad_scaler is None and not self.may_be_idle():
             return mine
         said = [-torch.inf] * 4
@@ -177,7 +177,7 @@ class SparseTraining:
         return mine._replace(was_taken=bool(anyone), scale=largest_scale, fates=agreed)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's, after the optimizer's step: plain numbers, texts and tensors.
+        """Return this rank's state after the optimizer's step: plain numbers, texts and tensors.
 
         Gradients that are still there count as applied: whoever asks too early has them.
         """
@@ -194,7 +194,7 @@ class SparseTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Between two steps, on every rank. What one rank cannot load, none does."""
+        """Take over a state between two steps, on every rank. What one cannot load, none does."""
         self._agree_on(state)
         self.sparsifier.rollback()
         self.sparsifier.load_state_dict(state)
@@ -203,7 +203,7 @@ class SparseTraining:
         self.fates.forget()
 
     def _agree_on(self, state: Mapping[str, Any]) -> None:
-        """That all ranks can load theirs, and that they are of one step."""
+        """Raise on all ranks unless all can load their states, and these are of one step."""
         complaint = ""
         try:
             self._check(state)
@@ -224,7 +224,7 @@ class SparseTraining:
             )
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        """That it is one of this model and this rank."""
+        """Raise RequestError unless the state is one of this model and this rank."""
         require_state(state)
         found, own = state["shapes"], self._shapes()
         if found != own:

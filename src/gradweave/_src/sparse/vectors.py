@@ -46,7 +46,7 @@ class Parted(NamedTuple):
 
 
 def index_type(numel: int) -> np.dtype[Any]:
-    """32 bits where they are enough."""
+    """Return the type for indices of so many elements: 32 bits where they are enough."""
     return np.dtype(np.int32 if numel <= 2**31 else np.int64)
 
 
@@ -55,12 +55,12 @@ def empty(values: DTypeLike, indices: DTypeLike, *, finite: bool = True) -> Spar
 
 
 def like(vector: SparseVector, *, finite: bool = True) -> SparseVector:
-    """An empty one of the same types."""
+    """Return an empty vector of the same types."""
     return empty(vector.values.dtype, vector.indices.dtype, finite=finite)
 
 
 def elements_kept(numel: int, density: float) -> int:
-    """k, of that many elements: at least one, unless there is none."""
+    """Return k for that many elements: at least one, unless there is none."""
     if not 0 < density <= 1:  # NaN is neither
         raise RequestError(f"density must be above 0 and at most 1, got {density}")
     return min(numel, max(1, round(density * numel)))
@@ -84,7 +84,7 @@ def add(first: SparseVector, second: SparseVector) -> SparseVector:
 
 
 def add_all(vectors: list[SparseVector]) -> SparseVector:
-    """The sum of at least one, pair by pair in the given order."""
+    """Return the sum of at least one vector, pair by pair in the given order."""
     while len(vectors) > 1:
         pairs = zip(vectors[::2], vectors[1::2], strict=False)
         rest = vectors[-1:] if len(vectors) % 2 else []
@@ -93,7 +93,7 @@ def add_all(vectors: list[SparseVector]) -> SparseVector:
 
 
 def part_largest(vector: SparseVector, k: int) -> Parted:
-    """The k of largest magnitude, and the others. Of equals the smaller index is the larger."""
+    """Part the k of largest magnitude from the others; of equals the smaller index is larger."""
     if len(vector) <= k:
         return Parted(vector, like(vector))
     fast = kernels()
@@ -109,7 +109,7 @@ def part_largest(vector: SparseVector, k: int) -> Parted:
 
 
 def part_by(vector: SparseVector, indices: Array) -> Parted:
-    """Those elements whose index is among ``indices``, which ascend, and the others."""
+    """Part elements whose index is among ``indices``, which ascend, from the others."""
     fast = kernels()
     if fast:
         parts = _room(vector)
@@ -119,7 +119,7 @@ def part_by(vector: SparseVector, indices: Array) -> Parted:
 
 
 def radix_passes(numel: int, itemsize: int) -> tuple[Array, Array]:
-    """Room for counts, and the lowest bit that each pass looks at (``kernels.find_threshold``)."""
+    """Return room for counts, and the lowest bit of each pass (``kernels.find_threshold``)."""
     width = BITS_OF_MANY if numel > MANY else BITS_OF_FEW
     without_sign = 8 * itemsize - 1
     shifts = np.array([*range(without_sign - width, 0, -width), 0])
@@ -128,7 +128,7 @@ def radix_passes(numel: int, itemsize: int) -> tuple[Array, Array]:
 
 @cache
 def kernels() -> Any:
-    """The compiled loops, imported when they are first needed; None without numba."""
+    """Import the compiled loops when they are first needed; None without numba."""
     return import_module("gradweave._src.sparse.kernels") if find_spec("numba") else None
 
 
@@ -139,7 +139,7 @@ NOT_FINITE = -1
 
 
 def message_bytes(k: int, values: DTypeLike, indices: DTypeLike) -> int:
-    """One message that k elements fit into: a count, values, indices."""
+    """Return the bytes of a message that k elements fit into: a count, values, indices."""
     elements = k * (np.dtype(values).itemsize + np.dtype(indices).itemsize)
     return HEADER.itemsize * (1 + -(-elements // HEADER.itemsize))
 

@@ -72,7 +72,7 @@ class Densities:
 
 
 def clip_local_norm(gradient: torch.Tensor, elements: Mapping[str, int], *, limit: float) -> None:
-    """In place, before selection: a flat gradient of these parameters, to at most this norm.
+    """Clip a flat gradient of these parameters to at most this norm, in place, before selection.
 
     Norms of parameters are taken one by one and put together by name, so that the same parameters
     in another order are clipped alike, bit for bit.
@@ -89,7 +89,7 @@ def clip_local_norm(gradient: torch.Tensor, elements: Mapping[str, int], *, limi
 
 
 def local_norm_limit(limit: float, *, ranks: int, share: float) -> float:
-    """How long one rank's gradient may be, so that the mean over the ranks keeps to the limit.
+    """Return the norm to which one rank is clipped so that the mean over ranks keeps to ``limit``.
 
     The mean of P gradients of one length that have nothing to do with each other is sqrt(P) times
     shorter. Of a limit for the whole model, a bucket with a share of its elements gets sqrt(share):
@@ -125,12 +125,12 @@ class MomentumCorrection:
         self.velocities = Carried(parameters)
 
     def begin(self, names: Sequence[str], gradient: torch.Tensor) -> Flat:
-        """The velocity with this gradient: what is to be selected from is its ``pending``."""
+        """Return the velocity with this gradient, whose ``pending`` is what to select from."""
         flat = self.velocities.begin(names)
         torch.mul(flat.kept, self.momentum, out=flat.pending).add_(gradient)
         return flat
 
     def applied(self, velocity: Flat, indices: torch.Tensor) -> None:
-        """These elements of this rank have been applied."""
+        """Restart momentum, with ``masking``, where this rank's elements have been applied."""
         if self.masking:
             velocity.pending[indices] = 0

@@ -305,7 +305,11 @@ def _images_from_idx(
 
 
 def _idx_array(content: bytes, *, dimensions: int, origin: str) -> torch.Tensor:
-    """Two zero bytes, the type of an element, the number of dimensions, their sizes, elements."""
+    """Return the array in a file of IDX's form.
+
+    That has two zero bytes, the type of an element, the number of dimensions, their sizes,
+    elements.
+    """
     content = _gunzipped(content, origin=origin)
     unsigned_bytes = 0x08
     magic = bytes([0, 0, unsigned_bytes, dimensions])
@@ -333,7 +337,7 @@ def _idx_array(content: bytes, *, dimensions: int, origin: str) -> torch.Tensor:
 
 
 def _gunzipped(content: bytes, *, origin: str) -> bytes:
-    """Unchanged if it was not gzipped."""
+    """Return what is inside of gzipped content; other content is returned unchanged."""
     if not content.startswith(b"\x1f\x8b"):
         return content
     try:
@@ -350,7 +354,7 @@ _CIFAR10_RECORD = 1 + math.prod(_CIFAR10_SHAPE)
 
 
 def _cifar10_records(path: FilePath) -> torch.Tensor:
-    """One record a row: the label, then all red, all green, all blue bytes."""
+    """Return one record a row: the label, then all red, all green, all blue bytes."""
     content = Path(path).read_bytes()
     if not content or len(content) % _CIFAR10_RECORD:
         raise FormatError(

@@ -111,9 +111,10 @@ def _initialize(model: nn.Module) -> None:
 
 
 def _calm_blocks(model: nn.Module) -> None:
-    """Nine blocks double the variance nine times; smaller branches keep it near the input's.
+    """Make the branches of blocks smaller, so that variance stays near the input's.
 
-    Fixup initialisation (Zhang et al., 2019) divides by the square root of the number of blocks.
+    Nine blocks would double it nine times. Fixup initialisation (Zhang et al., 2019) divides by the
+    square root of the number of blocks.
     """
     blocks = [module for module in model.modules() if isinstance(module, BasicBlock)]
     with torch.no_grad():

@@ -38,7 +38,7 @@ class Timer(Protocol):
 
 
 class Waiting:
-    """As if the host had nothing to do: the processor and Python's lock are free meanwhile."""
+    """A timer that sleeps, as if the host had nothing to do: processor and lock are free."""
 
     def now_s(self) -> float:
         return time.perf_counter()
@@ -50,7 +50,7 @@ class Waiting:
 
 
 class Dispatching:
-    """As a training script does: the main thread keeps issuing small operations."""
+    """A timer that keeps issuing small operations, as the main thread of a training does."""
 
     def __init__(self) -> None:
         self._operand = torch.zeros(DISPATCHED_ELEMENTS)
@@ -173,7 +173,7 @@ class GroupedReplay(nn.Module):
 
 
 class _Group(nn.Module):
-    """Backward of these tensors begins at ``begin_s`` of the trace."""
+    """A group of tensors whose backward begins at ``begin_s`` of the trace."""
 
     def __init__(self, tensors: Sequence[Tensor], *, begin_s: float, passes: "_Passes") -> None:
         super().__init__()
@@ -220,11 +220,11 @@ class _Passes:
         self._backward_s: float | None = None
 
     def call(self) -> None:
-        """A layer is called, and hooks may let it wait."""
+        """Note that a layer is called, before hooks that may let it wait."""
         self._called_s = self._timer.now_s()
 
     def begin_forward_of(self, moments: _Moments) -> None:
-        """Not before now: what it has waited for delays this layer and all that follow."""
+        """Delay this layer, and all that follow, by what it has waited for."""
         now_s = self._timer.now_s()
         waited_s, late_s = now_s - self._called_s, now_s - self._forward_s - moments.forward_s
         if waited_s > LEAST_WAIT_S and late_s > 0:
@@ -243,7 +243,7 @@ class _Passes:
         self._timer.wait_until(self._backward_s + moments.ready_s)
 
     def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Takes no memory by itself; autograd writes it out once, as a kernel would."""
+        """Return a gradient without memory of its own; autograd writes it out once."""
         return torch.full((1,), self._gradient, dtype=parameter.dtype).expand_as(parameter)
 
 

@@ -24,7 +24,7 @@ WORD_BYTES = 4
 
 
 class EightBits:
-    """By compiled loops on CPUs that have numba, by torch elsewhere: more slowly, the same bits."""
+    """Rounds by compiled loops on CPUs with numba, else by torch: slower, with the same bits."""
 
     def nbytes(self, elements: int) -> int:
         words = -(-elements // WORD_BYTES)
@@ -85,7 +85,7 @@ def _parts(message: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Te
 
 @lru_cache(maxsize=8)
 def _kernels(device_type: str) -> Any:
-    """Imported when they are needed: numba takes half a second. None where it cannot be."""
+    """Import the compiled loops when first needed: it takes half a second. None without numba."""
     if device_type != "cpu" or find_spec("numba") is None:
         return None
     try:

@@ -26,7 +26,7 @@ ZERO, NAN = np.float32(0.0), np.float32(np.nan)
 def round_to_8_bits(
     values: Array, scales: Array, integers: Array, dropped: Array | None, group: int
 ) -> None:
-    """Every ``group`` values share a scale; what rounding drops is added to ``dropped``."""
+    """Round values, of which every ``group`` share a scale; add what that drops to ``dropped``."""
     bits = values.view(np.uint32)
     top_bits = np.empty(1, np.uint32)
     top_number = top_bits.view(np.float32)

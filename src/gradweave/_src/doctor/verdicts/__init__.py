@@ -12,7 +12,7 @@ __all__ = ["Finding", "verdicts"]
 
 
 def verdicts(checkup: Checkup) -> tuple[Finding, ...]:
-    """What keeps training from starting first, then what slows it down, then what may confuse."""
+    """Name what keeps training from starting, then what slows it down, then what may confuse."""
     choices = [
         *interfaces.loopback(checkup),
         *interfaces.no_interface(checkup),

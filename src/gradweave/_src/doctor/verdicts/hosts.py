@@ -19,7 +19,7 @@ UNPIN = (
 
 
 def shared_cores(checkup: Checkup) -> Iterator[Finding]:
-    """Ranks that may only use the same few cores, while their host has more."""
+    """Name ranks that may only use the same few cores, while their host has more."""
     for host in checkup.hosts:
         for cores, ranks in _pinned(host).items():
             if len(ranks) > len(cores):
@@ -33,7 +33,7 @@ def shared_cores(checkup: Checkup) -> Iterator[Finding]:
 
 
 def one_core(checkup: Checkup) -> Iterator[Finding]:
-    """A rank by itself on one core, where there would be several for each rank."""
+    """Name ranks that are bound to one core, where there would be several for each rank."""
     for host in checkup.hosts:
         if host.first.host_cores // len(host.ranks) < 2:  # noqa: PLR2004
             continue
@@ -49,7 +49,7 @@ def one_core(checkup: Checkup) -> Iterator[Finding]:
 
 
 def threads(checkup: Checkup, explained: set[int]) -> Iterator[Finding]:
-    """More threads than cores; ranks that are known to share cores have been named."""
+    """Name hosts with more threads than cores, unless their ranks are known to share cores."""
     for host in checkup.hosts:
         ranks = tuple(facts.rank for facts in host.ranks)
         cores = {core for facts in host.ranks for core in facts.cores}
@@ -69,7 +69,7 @@ def threads(checkup: Checkup, explained: set[int]) -> Iterator[Finding]:
 
 
 def busy(checkup: Checkup) -> Iterator[Finding]:
-    """A host that has much more to do than the others, before training has begun."""
+    """Name a host that has much more to do than the others, before training has begun."""
     per_core = [host.first.load / host.first.host_cores for host in checkup.hosts]
     usual = sorted(per_core)[(len(per_core) - 1) // 2]
     for host, load in zip(checkup.hosts, per_core, strict=True):
@@ -115,7 +115,7 @@ def clocks(checkup: Checkup) -> Iterator[Finding]:
 
 
 def _pinned(host: Host) -> dict[tuple[int, ...], list[RankFacts]]:
-    """Ranks that may not use all cores, by those that they may use."""
+    """Return the ranks that may not use all cores, by the cores that they may use."""
     found: dict[tuple[int, ...], list[RankFacts]] = {}
     for facts in host.ranks:
         if len(facts.cores) < facts.host_cores:

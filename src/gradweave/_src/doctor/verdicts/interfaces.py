@@ -51,7 +51,7 @@ def no_interface(checkup: Checkup) -> Iterator[Finding]:
 
 
 def other_variables(checkup: Checkup) -> Iterator[Finding]:
-    """Those of NCCL and of torch's RPC, which gloo does not look at."""
+    """Name variables of NCCL and torch's RPC, which gloo ignores, that fit no interface."""
     for variable, host in product(("NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), checkup.hosts):
         for facts, ranks in _alike(host, partial(_missing, variable)):
             yield Finding(
@@ -64,7 +64,7 @@ def other_variables(checkup: Checkup) -> Iterator[Finding]:
 
 
 def other_network(checkup: Checkup) -> Iterator[Finding]:
-    """A host that could use the others' network, and uses another of its own.
+    """Name a host that could use the others' network, and uses another of its own.
 
     Hosts that have no interface there may well be routed to each other.
     """
@@ -115,7 +115,7 @@ def slower_interface(checkup: Checkup, explained: set[int]) -> Iterator[Finding]
 
 
 def _missing(variable: str, facts: RankFacts) -> str | None:
-    """The value of a variable that fits no interface: NCCL's are beginnings of names."""
+    """Return the variable's value if it fits no interface: NCCL's are beginnings of names."""
     wanted = facts.settings.get(variable)
     if not wanted or wanted.startswith("^"):
         return None
@@ -124,7 +124,7 @@ def _missing(variable: str, facts: RankFacts) -> str | None:
 
 
 def _better_interface(facts: RankFacts, checkup: Checkup) -> Interface | None:
-    """In the others' network; else on the way to the meeting point; else the fastest."""
+    """Return one in the others' network, else on the way to the meeting point, else the fastest."""
     common = _common_network(checkup)
     if common is not None and (found := _in_network(facts, common)):
         return found
@@ -151,7 +151,7 @@ def _in_network(facts: RankFacts, network: str) -> Interface | None:
 
 
 def _common_network(checkup: Checkup) -> str | None:
-    """That of most hosts; of two that are as common, the one of the lower rank."""
+    """Return the network of most hosts; of two that are as common, the one of the lower rank."""
     found = Counter(
         network
         for host in checkup.hosts
@@ -187,7 +187,7 @@ def _offered(facts: RankFacts) -> str:
 def _alike(
     host: Host, key: Callable[[RankFacts], str | None]
 ) -> Iterator[tuple[RankFacts, tuple[int, ...]]]:
-    """Ranks of a host for which this is the same, and not None, with the first of them."""
+    """Yield the ranks of a host that share a key other than None, with the first of them."""
     found: dict[str, list[RankFacts]] = {}
     for facts in host.ranks:
         if (value := key(facts)) is not None:

@@ -144,7 +144,7 @@ def _rates(checkup: Checkup, explained: set[int]) -> dict[Pair, float]:
 
 
 def _bytes_per_s_of_cores(checkup: Checkup) -> float:
-    """By the message that took the least work for each byte, on the host that has least time."""
+    """Return the rate that cores allow, by the cheapest message seen and the busiest host."""
     s_per_byte = min((one.core_share / one.bytes_per_s for one in checkup.alone), default=0.0)
     if s_per_byte == 0:
         return inf
