@@ -175,7 +175,7 @@ def train(given, steps=8):  # a model for some steps, or a batch once
 losses, loss_function, folder, epoch = [], nn.MSELoss(), "of-dcp", 3
 inputs, targets = torch.ones(4, 6), torch.zeros(4, 2)
 loader = [(inputs, targets)] * 3
-model, network = small(), small()
+model, module = small(), small()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 ddp = nn.parallel.DistributedDataParallel(small())
