@@ -17,7 +17,7 @@ def is_rank() -> bool:
 
 
 def answer_of(script: str, kind: type[Answer], *, nodes: int, rate: str) -> Answer:
-    """What rank 0 prints as JSON."""
+    """Run the script on an emulated cluster, and return what rank 0 prints as JSON."""
     answers: list[Answer] = []
 
     def take(line: OutputLine) -> None:

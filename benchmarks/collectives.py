@@ -290,7 +290,7 @@ DRAWN = {"sizes": "message in MB", "nodes": "nodes"}
 
 
 def draw(everything: Everything, output: Path) -> None:
-    """The papers' two figures: time over message size, and over nodes."""
+    """Draw the papers' two figures: time over message size, and over nodes."""
     for name, across in DRAWN.items():
         rows = [
             {
@@ -375,7 +375,7 @@ def _known(raw: Path) -> Everything:
 
 
 def _with(known: Everything, name: str) -> Everything:
-    """What is known, with one experiment measured anew."""
+    """Return what is known, with one experiment measured anew."""
     if name == "uplinks":
         return Everything(timings=known.timings, uplinks=list(count_uplinks()))
     others = [one for one in known.timings if one.experiment != name]

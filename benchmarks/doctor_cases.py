@@ -142,7 +142,10 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def answers(spec: ClusterSpec, cases: Sequence[Case]) -> Iterator[Checkup]:
-    """One job, whose ranks are new processes; each case begins when its link is as it should be."""
+    """Run all cases in one job of new processes, and yield the checkup of each.
+
+    A case begins when its link is as it should be.
+    """
     found: list[Checkup] = []
 
     def take(line: OutputLine) -> None:
@@ -167,7 +170,7 @@ def answers(spec: ClusterSpec, cases: Sequence[Case]) -> Iterator[Checkup]:
 
 
 def is_running(job: Job) -> bool:
-    """SystemExit if it has failed."""
+    """Whether the job is still running; SystemExit if it has failed."""
     try:
         failure = job.wait(0).first_failure
     except LabError:
@@ -178,7 +181,7 @@ def is_running(job: Job) -> bool:
 
 
 def run_cases(folder: Path) -> None:
-    """On a rank: every case as it comes."""
+    """Run every case as it comes, on one rank."""
     cases = msgspec.json.decode((folder / "cases.json").read_bytes(), type=list[Case])
     rank = int(os.environ["RANK"])
     store = meeting_store(os.environ, TIMEOUT_S)
@@ -199,7 +202,7 @@ def run_cases(folder: Path) -> None:
 
 @contextmanager
 def as_in(case: Case, rank: int) -> Iterator[None]:
-    """This rank's own part of what is wrong."""
+    """Set up this rank's own part of what is wrong, for the length of a block."""
     kind = kind_of(case)
     is_concerned = rank in kind.spec.ranks_of(case.node)
     usual_interface, usual_cores = os.environ["GLOO_SOCKET_IFNAME"], os.sched_getaffinity(0)

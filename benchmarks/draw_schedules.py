@@ -22,7 +22,7 @@ DRAWN = {
 
 
 def ends(schedule: Schedule) -> Iterator[dict[str, object]]:
-    """Two points for each transfer: where it leaves and where it arrives."""
+    """Yield two points for each transfer: where it leaves and where it arrives."""
     for number in range(schedule.rounds):
         columns = zip(*(column.tolist() for column in schedule.round(number)), strict=True)
         for place, (source, target, first, last, add) in enumerate(columns):

@@ -45,7 +45,7 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #58617
 
 
 class Scale:
-    """Milliseconds to pixels."""
+    """The horizontal scale of the picture, from seconds to pixels."""
 
     def __init__(self, longest_s: float) -> None:
         self.longest_s = longest_s
@@ -63,7 +63,10 @@ class Scale:
 
 
 def bars(timeline: Timeline) -> list[tuple[Lane, float, float]]:
-    """Lane, begin and end; messages that wait for those before them begin when these were done."""
+    """Return lane, begin and end of each bar.
+
+    Messages that wait for those before them begin when these were done.
+    """
     found: list[tuple[Lane, float, float]] = []
     free_s = 0.0
     for span in timeline.spans:

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def answer() -> None:
-    """What each rank runs; the slowest one's times count."""
+    """Time the exchanges on one rank; rank 0 answers with the slowest one's times."""
     with default_group() as group:
         exchanger = Exchanger(group)
         found: Found = {}
@@ -70,7 +70,7 @@ def answer() -> None:
 
 
 def chosen(k: int, seed: int) -> SparseVector:
-    """Gradients of several ranks agree in part on what is large: half of the elements here."""
+    """Draw a rank's k elements, half of which all ranks share, as gradients agree in part."""
     common, own = np.random.default_rng(0), np.random.default_rng(1 + seed)
     shared = common.choice(ELEMENTS, k // 2, replace=False)
     others = np.setdiff1d(own.choice(ELEMENTS, k, replace=False), shared)

@@ -9,7 +9,6 @@ from gradweave._src.vocabulary import MIB
 
 PAPERS = ("torch-ddp", "wfbp", "single", "mgwfbp", "optimal")
 LOOPS = tuple(f"{loop}:{collective}" for loop in bsp.LOOPS for collective in bsp.COLLECTIVES)
-ALL = ("torch-ddp", "torch-ddp-tuned", "naive", "wfbp", "single", "mgwfbp", "optimal")
 
 
 class Nodes(NamedTuple):
@@ -31,7 +30,6 @@ class Experiment:
     runtimes: tuple[str, ...]
     repeats: int
     iterations: int
-    times: int = 1  # the whole benchmark so often
     largest_bytes: int = 32 * MIB  # that are calibrated
     calibrated: int = 9  # times each size; many ways to send take long
     with_timelines: bool = False
@@ -43,7 +41,6 @@ class Experiment:
 # Few and many tensors, even and uneven ones.
 VARIED = ("densenet201", "googlenet-k80", "resnet20", "resnet50", "vgg16")
 
-QUARTER = (("densenet201", 0.25),)
 # What the papers train.
 PAPERS_MODELS = (
     "alexnet",
@@ -64,29 +61,6 @@ SHIPPED = tuple(
 
 EXPERIMENTS = [
     Experiment(
-        name="densenet-4",
-        title="DenseNet-201, a quarter of its parameters, 4 nodes at 1 Gbit/s",
-        clusters=(Nodes(4, "1gbit"),),
-        traces=QUARTER,
-        forward_s=0.25,
-        backward_s=0.5,
-        runtimes=ALL,
-        repeats=3,
-        iterations=4,
-        with_timelines=True,
-    ),
-    Experiment(
-        name="densenet-8",
-        title="DenseNet-201, a quarter of its parameters, 8 nodes at 500 Mbit/s",
-        clusters=(Nodes(8, "500mbit"),),
-        traces=QUARTER,
-        forward_s=0.25,
-        backward_s=0.5,
-        runtimes=tuple(name for name in ALL if name != "naive"),
-        repeats=3,
-        iterations=3,
-    ),
-    Experiment(
         name="scaling",
         title="MG-WFBP journal, Figs. 6 to 8: 2, 4 and 8 nodes at 1 Gbit/s, an eighth of the "
         "parameters",
@@ -97,29 +71,6 @@ EXPERIMENTS = [
         runtimes=PAPERS,
         repeats=5,
         iterations=2,
-    ),
-    Experiment(
-        name="shipped",
-        title="Every shipped trace, 4 nodes at 1 Gbit/s",
-        clusters=(Nodes(4, "1gbit"),),
-        traces=SHIPPED,
-        forward_s=0.15,
-        backward_s=0.3,
-        runtimes=tuple(name if name != "torch-ddp-tuned" else "fixed:1MiB" for name in ALL),
-        repeats=3,
-        iterations=1,
-    ),
-    Experiment(
-        name="order",
-        title="The same benchmark five times: DenseNet-201, a quarter, 4 nodes at 1 Gbit/s",
-        clusters=(Nodes(4, "1gbit"),),
-        traces=QUARTER,
-        forward_s=0.25,
-        backward_s=0.5,
-        runtimes=("torch-ddp", "fixed:4MiB", "single", "mgwfbp", "optimal"),
-        repeats=1,
-        iterations=3,
-        times=5,
     ),
 ]
 
@@ -145,7 +96,7 @@ SPARSE = Experiment(
     forward_s=0.1,
     backward_s=0.2,
     runtimes=("torch-ddp", "optimal", "topk:0.001", "gtopk:0.001"),
-    repeats=5,
+    repeats=3,
     iterations=1,
     largest_bytes=8 * MIB,
 )

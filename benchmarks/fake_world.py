@@ -32,7 +32,7 @@ SETTLED_STEPS = 20
 
 
 class EchoStore(Store):
-    """Whatever one rank says, all say; counts how often it was asked for anything."""
+    """A store in which all say what one rank says; it counts how often it was asked."""
 
     def __init__(self, world: int) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def fake_world(backend: str, world: int) -> Iterator[EchoStore]:
 
 
 def wrapped(wrapper: str) -> Any:
-    """Of layers that 100,000 ranks divide evenly."""
+    """Wrap a model whose layers 100,000 ranks divide evenly."""
     model = nn.Sequential(
         nn.Linear(250, 400, bias=False), nn.ReLU(), nn.Linear(400, 250, bias=False)
     )

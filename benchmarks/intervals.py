@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import mean, stdev
 
-# Student's t for 95 % by degrees of freedom, from 1 up; beyond them it is close to the normal's.
+# Student's t for 95 % by degrees of freedom, from 1 up; beyond them its first expansion is close.
 _STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -14,12 +14,15 @@ _NORMAL = 1.960
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of the mean of independent values, of which there are two or more.
+    """Return half of the 95 % interval of the mean of two or more independent values.
 
     Few repeats have wide intervals: three of them are judged by 4.3 standard errors, not by 2.
     """
     freedom = len(values) - 1
-    student = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _NORMAL
+    if freedom <= len(_STUDENT):
+        student = _STUDENT[freedom - 1]
+    else:
+        student = _NORMAL * (1 + (_NORMAL**2 + 1) / (4 * freedom))
     return student * stdev(values) / sqrt(len(values))
 
 

@@ -27,7 +27,7 @@ LIMIT_S = 300.0
 
 
 def transfer_cases(rate: str) -> dict[str, tuple[ClusterSpec, str]]:
-    """What runs where, by the words for it."""
+    """Return the clusters and kinds of transfers, by the words that are printed for them."""
     two = ClusterSpec(nodes=2, rate=rate)
     return {
         "node to node": (two, "one-way"),
@@ -43,7 +43,7 @@ def transfer_cases(rate: str) -> dict[str, tuple[ClusterSpec, str]]:
 
 
 def transfer(nbytes: int, *, senders: list[int], both_ways: bool) -> None:
-    """``nbytes`` in all from ``senders`` to rank 0, which prints the bits per second it gets."""
+    """Send ``nbytes`` in all from ``senders`` to rank 0, which prints the bits per second."""
     share = bytes(nbytes // len(senders))
     rank = int(os.environ["RANK"])
     if rank == 0:

@@ -15,14 +15,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What has parameters of its own, or none, and its multiply-accumulates for one sample."""
+    """A layer with its own parameters, if any, and its multiply-accumulates for one sample."""
 
     parameters: tuple[tuple[str, Shape], ...]  # name and shape, in declaration order
     macs: int
 
 
 def bert(*, layers: int, width: int, tokens: int) -> list[Layer]:
-    """BertModel of "BERT: Pre-training of Deep Bidirectional Transformers", uncased vocabulary."""
+    """Return the layers of BertModel with the uncased vocabulary.
+
+    The paper is "BERT: Pre-training of Deep Bidirectional Transformers".
+    """
     vocabulary, positions, types = 30_522, 512, 2
     found = [
         Layer((("embeddings.word_embeddings.weight", (vocabulary, width)),), 0),
@@ -49,7 +52,10 @@ def bert(*, layers: int, width: int, tokens: int) -> list[Layer]:
 
 
 def gpt2(*, layers: int, width: int, tokens: int) -> list[Layer]:
-    """GPT2LMHeadModel: the head has the embedding's weights, so it computes and has none."""
+    """Return the layers of GPT2LMHeadModel.
+
+    The head has the embedding's weights, so it computes and has none of its own.
+    """
     vocabulary, positions = 50_257, 1024
     found = [
         Layer((("transformer.wte.weight", (vocabulary, width)),), 0),
@@ -75,7 +81,7 @@ def gpt2(*, layers: int, width: int, tokens: int) -> list[Layer]:
 
 
 def vit(*, layers: int, width: int, image: int, patch: int) -> list[Layer]:
-    """torchvision's VisionTransformer for a thousand classes."""
+    """Return the layers of torchvision's VisionTransformer for a thousand classes."""
     patches = (image // patch) ** 2
     tokens = 1 + patches
     kernel = (width, 3, patch, patch)
@@ -109,7 +115,7 @@ def vit(*, layers: int, width: int, image: int, patch: int) -> list[Layer]:
 def llama(
     *, layers: int, width: int, heads: int, shared_heads: int, hidden: int, tokens: int
 ) -> list[Layer]:
-    """LlamaForCausalLM with its head tied to the embedding, as the smaller ones have it."""
+    """Return the layers of LlamaForCausalLM, with a tied head as the smaller ones have it."""
     vocabulary = 128_256
     narrow = width * shared_heads // heads
     found = [Layer((("model.embed_tokens.weight", (vocabulary, width)),), 0)]
@@ -132,9 +138,10 @@ def llama(
 
 
 def recommender(*, rows: int, width: int, tables: int) -> list[Layer]:
-    """Like "Deep Learning Recommendation Model" (2019): one large table, small ones, two MLPs.
+    """Return layers like those of "Deep Learning Recommendation Model" (2019).
 
-    Not a published checkpoint. Every sample looks up one row of each table.
+    There are one large table, small ones and two MLPs. It is no published checkpoint. Every sample
+    looks up one row of each table.
     """
     dense = 13  # as many numbers has a sample of Criteo's data, besides its categories
     small_rows = 10_000
@@ -159,7 +166,10 @@ def _mlp(name: str, widths: tuple[int, ...]) -> Iterator[Layer]:
 
 
 def _attention(tokens: int, width: int) -> int:
-    """Scores and weighted sums; in backward both come before gradients of the projections."""
+    """Return the multiply-accumulates of scores and weighted sums.
+
+    In backward both come before gradients of the projections.
+    """
     return 2 * tokens * tokens * width
 
 
@@ -169,7 +179,7 @@ def _linear(name: str, before: int, after: int, tokens: int, *, more: int = 0) -
 
 
 def _conv1d(name: str, before: int, after: int, tokens: int, *, more: int = 0) -> Layer:
-    """A linear layer whose weights GPT-2 keeps the other way round."""
+    """Return a linear layer whose weights GPT-2 keeps the other way round."""
     tensors = ((f"{name}.weight", (before, after)), (f"{name}.bias", (after,)))
     return Layer(tensors, tokens * before * after + more)
 

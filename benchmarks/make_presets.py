@@ -142,7 +142,7 @@ def estimated_trace(model: Model) -> Trace:
 
 
 def layers_in_forward_order(model: Model) -> list[Layer]:
-    """As a forward pass over shapes alone meets them."""
+    """Return the layers as a forward pass over shapes alone meets them."""
     found: list[Layer] = []
     with torch.device("meta"):
         module = build(model)
@@ -164,7 +164,7 @@ def build(model: Model) -> nn.Module:
 
 
 def vgg16_for_small_images() -> nn.Module:
-    """VGG-16 as it is used on CIFAR-10: thirteen normalised convolutions and one linear layer."""
+    """Build VGG-16 as used on CIFAR-10: thirteen normalised convolutions and one linear layer."""
     parts: list[nn.Module] = []
     before = 3
     for width in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0):
@@ -196,12 +196,12 @@ def _macs(module: nn.Module, output: torch.Tensor) -> int:
 
 
 def gbit(rate: float) -> float:
-    """Seconds per byte at so many Gbit/s."""
+    """Return the seconds per byte at so many Gbit/s."""
     return 8 / (rate * 1e9)
 
 
 def gbytes(rate: float) -> float:
-    """Seconds per byte at so many GB/s."""
+    """Return the seconds per byte at so many GB/s."""
     return 1 / (rate * 1e9)
 
 
@@ -213,7 +213,7 @@ def flat_network(name: str, *, latency_s: float, s_per_byte: float, source: str)
 def tiered_network(
     name: str, *, members: Iterable[int], s_per_byte: Iterable[float], latency_s: float, source: str
 ) -> Network:
-    """Innermost first; BlueConnect's model has one latency for all tiers."""
+    """Return a network of tiers, innermost first, with one latency as in BlueConnect's model."""
     levels = tuple(
         Level(members=count, link=Link(latency_s=latency_s, s_per_byte=per_byte))
         for count, per_byte in zip([*members, None], s_per_byte, strict=True)
@@ -222,7 +222,7 @@ def tiered_network(
 
 
 def fitted_network(name: str, fits: dict[int, tuple[float, float]], *, source: str) -> Network:
-    """Lines (a, b) by number of workers."""
+    """Return a network of fitted lines (a, b), which are given by number of workers."""
     return Network(
         name=name,
         source=source,

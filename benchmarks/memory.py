@@ -41,7 +41,7 @@ KINDS = {
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Of one rank: its largest in two stretches of a training."""
+    """The largest memory of one rank in two stretches of a training."""
 
     beginning_mb: float  # from wrapping until it was settled
     beginning_steps: int
@@ -120,7 +120,7 @@ def model() -> nn.Module:
 
 
 def measured(kind: str, beginning: int) -> Memory:
-    """Whoever plans begins for as long as that takes."""
+    """Measure one rank, which begins for so many steps, or for as long as planning takes."""
     dist.init_process_group("gloo")
     TorchDDP(nn.Linear(1, 1))  # imports what wrappers need
     before_mb = resident_mb("VmRSS")

@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def on_two_ranks() -> list[Difference]:
-    """As rank 0 saw it; ranks are this program with the same arguments."""
+    """Run this program with the same arguments on two ranks; return what rank 0 saw."""
     found: list[Difference] = []
 
     def take(line: OutputLine) -> None:
@@ -91,7 +91,7 @@ def measured(rounds: int, *, width: int, layers: int) -> list[Difference]:
 
 
 def _in_turn(rounds: int, *, width: int, layers: int) -> list[Difference]:
-    """The wrappers die with this frame, before their group."""
+    """Time the wrappers in turn; they die with this frame, before their group."""
     ours, without_clock = (
         DistributedDataParallel(model(width, layers), planner="single", trial_steps=0)
         for _ in range(2)
@@ -122,7 +122,7 @@ def _in_turn(rounds: int, *, width: int, layers: int) -> list[Difference]:
 
 
 def settle(wrapped: DistributedDataParallel) -> None:
-    """All ranks take the same number of steps, until the last of them has settled."""
+    """Take the same number of steps on all ranks, until the last of them has settled."""
     step = stepper(wrapped)
     is_open = torch.ones(1)
     while is_open.item():
@@ -132,7 +132,7 @@ def settle(wrapped: DistributedDataParallel) -> None:
 
 
 def stop_clock(wrapped: DistributedDataParallel) -> None:
-    """Nothing tells phases of its steps any more, nor tells other ranks of them."""
+    """Have a wrapper time no phases any more, nor tell other ranks of them."""
     assert wrapped._last_gradient is not None  # noqa: SLF001
     wrapped._last_gradient.close()  # noqa: SLF001
     wrapped._clock = wrapped._news = None  # noqa: SLF001
@@ -145,7 +145,7 @@ def model(width: int, layers: int) -> nn.Module:
 
 
 def stepper(wrapped: nn.Module) -> Callable[[], tuple[float, float]]:
-    """Takes one step, and says what it took, in milliseconds by each of the clocks."""
+    """Return a function that takes one step and says what it took by both clocks, in ms."""
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.0, foreach=True)  # no denormal numbers
     batch = torch.ones(BATCH, INPUTS)
 

@@ -26,7 +26,7 @@ COLLECTIVES = ("ring", "double-tree")
 def drawn_trace(
     tensors: int, *, backward_s: float, random: np.random.Generator | None = None
 ) -> Trace:
-    """Sizes spread like those of real networks: most tensors small, most bytes in few."""
+    """Draw a trace with sizes like real ones: most tensors small, most bytes in few."""
     random = random or np.random.default_rng(0)
     sizes = np.exp(random.normal(8, 3, tensors)).astype(int) + 1
     ready_s = np.sort(random.uniform(0, backward_s, tensors))
@@ -52,7 +52,7 @@ def median_s(work: Callable[[], object]) -> float:
 
 
 def papers_rule_misses(instances: int) -> tuple[float, float]:
-    """The share of random instances in which Algorithm 1 ends late, and its worst excess."""
+    """Return the share of random instances in which Algorithm 1 ends late, and its worst excess."""
     random = np.random.default_rng(0)
     network = load_network("k80-10gbe")
     excesses = []

@@ -158,9 +158,10 @@ def _question(setting: Setting, trace: Trace) -> CalibrationQuestion:
 
 
 def extrapolated_s(setting: Setting, runs: Path, cores: int) -> dict[str, float]:
-    """What was measured on two nodes, for more: start-ups and bytes as a ring's formula has them.
+    """Predict more nodes from what was measured on two, by a ring's formula.
 
-    Nodes of the lab share cores, so that whatever a core does takes longer among more of them.
+    Start-ups and bytes scale as the formula has them. Nodes of the lab share cores, so that
+    whatever a core does takes longer among more of them.
     """
     before = runs / f"{setting.trace}-{EXTRAPOLATED_FROM}-{setting.rate}"
     if setting.nodes == EXTRAPOLATED_FROM or not (before / "calibrated.json").exists():

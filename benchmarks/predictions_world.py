@@ -56,8 +56,8 @@ class PublishedNetwork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published number: samples per second, or how many times as fast as ``over``.
 
-    Of training, or where there is no trace, of one all-reduce of ``message_bytes``. ``over`` is
-    another planner or, of one all-reduce, another collective.
+    It is one of training or, where there is no trace, of one all-reduce of ``message_bytes``.
+    ``over`` is another planner or, of one all-reduce, another collective.
     """
 
     label: str
@@ -89,7 +89,7 @@ class Source(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rows: tuple[Row, ...]
 
     def predicted(self, row: Row) -> float:
-        """In the unit of the row."""
+        """Return the prediction in the unit of the row."""
         network = self.networks[row.network].network(row.network)
         if row.over is None:
             return _per_s(row, network)
@@ -98,7 +98,10 @@ class Source(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return _per_s(row, network) / _per_s(replace(row, planner=row.over), network)
 
     def error(self, row: Row) -> float:
-        """Of the iteration time; of a ratio its own. Negative: the prediction is too fast."""
+        """Return the relative error of the iteration time, or of a ratio where the row has one.
+
+        It is negative where the prediction is too fast.
+        """
         predicted = self.predicted(row)
         return row.measured / predicted - 1 if row.over is None else predicted / row.measured - 1
 
@@ -107,7 +110,7 @@ class Source(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _per_s(row: Row, network: Network) -> float:
-    """Samples, or all-reduces where nothing is trained."""
+    """Return samples per second, or all-reduces per second where nothing is trained."""
     if row.trace is None:
         return 1 / network.seconds(
             "all-reduce", row.collective, nbytes=row.message_bytes, workers=row.workers
@@ -126,7 +129,7 @@ def _per_s(row: Row, network: Network) -> float:
 
 
 def _as_fast_as(row: Row) -> Trace:
-    """The shipped trace, with the iteration time of this row's single GPU."""
+    """Return the shipped trace, with the iteration time of this row's single GPU."""
     assert row.trace is not None
     trace = load_trace(row.trace)
     ratio = row.batch_size / row.one_worker_per_s / trace.compute_s
@@ -248,7 +251,7 @@ def where_from(found: Mapping[str, Source]) -> Iterator[str]:
 
 
 def inside_a_host(source: Source) -> Iterator[str]:
-    """The largest errors of all: links inside hosts are not what their name says."""
+    """Explain the largest errors of all: links inside hosts are not what their name says."""
     implied = {row: _implied_bytes_per_s(row) for row in source.rows if _is_one_message(row)}
     slow = median(implied.values())
     slower = replace(
@@ -298,7 +301,7 @@ def _is_one_message(row: Row) -> bool:
 
 
 def _implied_bytes_per_s(row: Row) -> float:
-    """Of one ring after backward, whose links take all that an iteration is longer."""
+    """Return the rate of links if one ring after backward takes all that is not computing."""
     trace = _as_fast_as(row)
     exposed_s = row.workers * row.batch_size / row.measured - trace.compute_s
     return 2 * (row.workers - 1) / row.workers * float(trace.nbytes.sum()) / exposed_s

@@ -37,7 +37,7 @@ class Record:
         self._file, self.everything = file, everything
 
     def of(self, like: Measured) -> Measured:
-        """What is known of the same case for as many steps on the same cluster."""
+        """Return what is known of the same case for as many steps on the same cluster."""
         known = (one for one in self.everything.measured if one.is_like(like))
         return next(known, like)
 
@@ -48,7 +48,7 @@ class Record:
 
 
 def measure(case: Case, known: Measured, record: Record, *, runs: int, wanted: list[str]) -> None:
-    """What is missing of so many runs of these runtimes."""
+    """Measure what is missing of so many runs of these runtimes."""
     done = [run for run in known.runs if {turn.runtime for turn in run} >= set(wanted)]
     if len(done) >= runs:
         return
@@ -90,7 +90,7 @@ def measure(case: Case, known: Measured, record: Record, *, runs: int, wanted: l
 
 
 def measure_all(cases: Sequence[Case], record: Record, options: argparse.Namespace) -> list[str]:
-    """The cases that failed; what was measured of them is kept, and others go on."""
+    """Measure all cases and return those that failed, of which what was measured is kept."""
     asked = {TORCH, *(options.runtime or RUNTIMES)}
     wanted = [name for name in RUNTIMES if name in asked or (name == OURS and CACHED in asked)]
     failed = []

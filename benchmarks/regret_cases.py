@@ -21,7 +21,7 @@ class Case:
 
 
 def shipped() -> list[Case]:
-    """As our wrapper is compared with torch's when it has settled."""
+    """Return the cases in which our settled wrapper is compared with torch's elsewhere."""
     return [
         _replayed(name, name, scale, forward_s=PAIRS.forward_s, backward_s=PAIRS.backward_s)
         for name, scale in SHIPPED
@@ -29,7 +29,7 @@ def shipped() -> list[Case]:
 
 
 def whole() -> Case:
-    """Nothing to gain: communication exceeds backward whatever is merged."""
+    """Return a case without gain: communication exceeds backward whatever is merged."""
     (both,) = (experiment for experiment in EXPERIMENTS if experiment.name == "both-passes")
     ((name, scale),) = both.traces
     times = {"forward_s": both.forward_s, "backward_s": both.backward_s}
@@ -37,7 +37,7 @@ def whole() -> Case:
 
 
 def real() -> Case:
-    """Nothing to gain: its gradients are few, and its steps are short."""
+    """Return a case without gain: its gradients are few, and its steps are short."""
     return Case(
         name="small-cnn",
         title="real training, 16 images of Fashion-MNIST a worker, SGD with momentum",
@@ -56,7 +56,7 @@ def slow_link() -> Case:
 def made_trace(
     name: str, *, layers: int, elements: int, forward_s: float, backward_s: float
 ) -> Trace:
-    """Layers alike, each of a weight and a bias of a thousandth of it."""
+    """Return a trace of equal layers, each a weight and a bias of a thousandth of its elements."""
     of_layer = elements // layers
     tensors = []
     for number, layer in enumerate(reversed(range(layers)), start=1):

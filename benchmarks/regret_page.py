@@ -60,7 +60,7 @@ class Measured(Struct, frozen=True, kw_only=True):
         return [turn for run in self.runs for turn in run if turn.runtime == runtime]
 
     def pairs(self, runtime: str) -> list[tuple[Turn, Turn]]:
-        """Each of its turns beside torch's of the same run."""
+        """Return each of a runtime's turns beside torch's of the same run."""
         found = []
         for run in self.runs:
             of_run = {turn.runtime: turn for turn in run}
@@ -69,7 +69,7 @@ class Measured(Struct, frozen=True, kw_only=True):
         return found
 
     def is_like(self, other: "Measured") -> bool:
-        """Whether runs of both belong together."""
+        """Whether the runs of both belong together."""
         mine, others = ((one.case, one.cluster, one.steps) for one in (self, other))
         return mine == others
 
@@ -109,7 +109,7 @@ def page(everything: Everything, stem: str) -> str:
 
 
 def _all_made_with(measured: Iterable[Measured]) -> list[str]:
-    """Once, or for each of the cases where they differ."""
+    """Say what was measured with what: once, or for each of the cases where they differ."""
     cases_of: dict[str, list[str]] = {}
     for one in measured:
         cases_of.setdefault(one.made_with, []).append(f"{one.case} ({one.cluster})")
@@ -185,13 +185,13 @@ def _stages(found: Sequence[Measured]) -> list[str]:
 
 
 def _stage_names(turns: Iterable[Turn]) -> list[Stage]:
-    """Those that were seen, in the order in which planning comes to them."""
+    """Return the stages that were seen, in the order in which planning comes to them."""
     seen = {begin.stage for turn in turns for begin in turn.stages}
     return [stage for stage in Stage if stage in seen]
 
 
 def begin_of(turn: Turn, stage: str) -> float | None:
-    """Its first step, or the first of the first time where there were several."""
+    """Return the first step of a stage, of its first time where there were several."""
     return next((float(begin.step) for begin in turn.stages if begin.stage == stage), None)
 
 
@@ -217,13 +217,13 @@ def _ratio(ours: Turn, torchs: Turn) -> float:
 
 
 def _break_even(ours: Turn, torchs: Turn) -> float:
-    """What never comes comes after everything else."""
+    """Return the step of break-even; infinity, which sorts last, where it never comes."""
     step = break_even_step(ours, torchs)
     return math.inf if step is None else step
 
 
 def _regret(turn: Turn) -> float:
-    """Of a run that has not settled it has no end."""
+    """Return the regret in steps; infinity for a run that has not settled."""
     regret = turn.regret_steps
     return math.inf if regret is None else regret
 
@@ -233,7 +233,7 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 def _spread(numbers: Iterable[float | None], form: str) -> str:
-    """Of those that there are."""
+    """Return the median and the range of those numbers that are not None, as text."""
     known = sorted(number for number in numbers if number is not None)
     if not known:
         return ""
@@ -250,7 +250,7 @@ def _cap(turn: Turn) -> str:
 
 
 def draw(everything: Everything, output: Path) -> None:
-    """A small chart for each case, a row of them for each cluster."""
+    """Draw a small chart for each case, a row of them for each cluster."""
     rows = [
         alt.concat(*(_chart(one) for one in found), columns=COLUMNS).properties(title=cluster)
         for cluster, found in _by_cluster(everything.measured).items()
@@ -282,7 +282,7 @@ def _chart(one: Measured) -> alt.LayerChart:
 
 
 def _marks(begin: StageBegin, place: int, steps: alt.X) -> tuple[alt.Chart, alt.Chart]:
-    """A line, and beside it the stage's name, below those of the stages before."""
+    """Return a line, and the stage's name beside it, below the names of stages before."""
     base = alt.Chart(alt.InlineData(values=[{"stage": begin.stage, "step": begin.step}]))
     line = base.mark_rule(color=COLOURS[OURS], strokeDash=[3, 3], strokeWidth=0.7)
     name = base.mark_text(align="left", baseline="top", dx=3, dy=2 + 11 * place, fontSize=9)
@@ -301,7 +301,7 @@ def _behind(one: Measured) -> list[dict[str, object]]:
 
 
 def _begins(one: Measured) -> list[StageBegin]:
-    """Medians over the runs; where training begins there is nothing to mark."""
+    """Return where stages begin, as medians over the runs, without those of the first step."""
     turns = one.turns(OURS)
     found = []
     for stage in _stage_names(turns):

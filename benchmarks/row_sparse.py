@@ -44,7 +44,7 @@ class Taken(Struct, frozen=True, kw_only=True):
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """On one cluster."""
+    """What was measured on one cluster."""
 
     dense_s: float
     compared_s: float  # finding rows by comparing every element with zero
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def answer() -> None:
-    """What each rank runs."""
+    """Time all ways on one rank; rank 0 prints the answer."""
     with default_group() as group:
         gradient = torch.zeros(table_shape())
         communicator = Communicator(group)
@@ -122,12 +122,15 @@ def fill(gradient: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) ->
 
 
 def rows_with_a_gradient(gradient: torch.Tensor) -> torch.Tensor:
-    """The fastest of nine ways that were tried; a row with NaN has a gradient, too."""
+    """Return the rows that are not zero; one with NaN has a gradient, too.
+
+    This is the fastest of nine ways that were tried.
+    """
     return ((gradient.amax(1) != 0) | (gradient.amin(1) != 0)).nonzero().flatten()
 
 
 def add_up_rows(gradient: torch.Tensor, indices: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """In the order of ranks, so that all have the same bits."""
+    """Add up all ranks' rows in the order of ranks, so that all have the same bits."""
     own = torch.tensor([len(indices)])
     counts = [torch.empty_like(own) for _ in range(group.size())]
     dist.all_gather(counts, own)
@@ -150,7 +153,7 @@ def all_reduce_by_torch(indices: torch.Tensor, values: torch.Tensor, shape: torc
 
 
 def check_sums(gradient: torch.Tensor, indices: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Rows add up to what a dense all-reduce gives, up to the order of additions."""
+    """Check that rows add up to a dense all-reduce's sums, up to the order of additions."""
     dense = gradient.clone()
     dist.all_reduce(dense)
     add_up_rows(gradient, indices, group)

@@ -87,7 +87,7 @@ def efficiencies(model: str) -> str:
 
 
 def last_with(model: str, rate: int, course: str, least: float) -> str:
-    """The largest of the numbers of workers that are at least so efficient."""
+    """Return the largest number of workers that is at least so efficient."""
     efficient = [w for w in WORKERS if outcome(model, rate, course, w).efficiency >= least]
     return f"{max(efficient):,}" if efficient else "none"
 

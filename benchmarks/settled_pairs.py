@@ -88,7 +88,7 @@ def main() -> None:
 
 @contextmanager
 def worktree(commit: str) -> Iterator[Path]:
-    """Another commit's files, for as long as they are needed."""
+    """Check out another commit's files for the length of a block."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "checkout")
         git = ["git", "-C", str(ROOT), "worktree"]
@@ -152,7 +152,7 @@ def settled(checkout: Path, trace: Trace) -> tuple[Plan, float]:
 
 
 def timed(trace: Trace, plans: dict[str, Plan], pairs: int) -> list[tuple[float, float]]:
-    """What a step takes with each of both plans, on a fresh wrapper each time."""
+    """Return what a step takes with each of both plans, on a fresh wrapper each time."""
     question = TrainingQuestion(
         trace=trace,
         mode="waiting",

@@ -46,7 +46,7 @@ REPLAN_WHEN = 0.25
 POLLED_EVERY_S = 0.02
 ENDED_WITHIN_S = 120.0
 LEAST_SAMPLES = 6
-# Of memory: torch and Python keep some for later, too.
+# Memory may grow a little: torch and Python keep some for later, too.
 TOLERATED = {"memory_bytes": 1.05, "descriptors": 1.0, "threads": 1.0}
 Ours = DistributedDataParallel | ShardedDataParallel
 WRAPPERS: dict[str, type[DistributedDataParallel] | type[ShardedDataParallel]] = {
@@ -56,7 +56,7 @@ WRAPPERS: dict[str, type[DistributedDataParallel] | type[ShardedDataParallel]] =
 
 
 class Event(Struct, frozen=True, tag_field="kind", kw_only=True):
-    """What happens to a rank or its link; ``after_s`` the one before."""
+    """Something that happens to a rank or its link, ``after_s`` seconds after the one before."""
 
     after_s: float
     rank: int
@@ -109,13 +109,16 @@ class Soaked(Struct, frozen=True, kw_only=True):
 
 
 def thirds(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
-    """The first and the last; what has leaked is in all of the last and in none of the first."""
+    """Return the first and the last third of the samples.
+
+    What has leaked is in all of the last and in none of the first.
+    """
     each = max(1, len(samples) // 3)
     return samples[:each], samples[-each:]
 
 
 def schedule(seed: int) -> Iterator[Slowed | Stopped]:
-    """For ever, the same for the same seed."""
+    """Yield events for ever, the same ones for the same seed."""
     draw = random.Random(seed)  # noqa: S311 no secret
     while True:
         after_s, rank = draw.uniform(*EVERY_S), draw.randrange(NODES)
@@ -170,7 +173,7 @@ def _train(folder: Path, wrapper: str) -> None:
 
 
 class Training:
-    """A model that takes the steps of its numbers, whoever wraps it."""
+    """A model that takes a step on the data of each number, whoever wraps it."""
 
     def __init__(self, wrapped: TorchDDP | ShardedDataParallel) -> None:
         self.wrapped, self.steps, self.plans = wrapped, 0, 0
@@ -226,7 +229,7 @@ def sample(ours: Training, *, differs_by: float, began_s: float) -> Sample:
 
 
 def agreed(*, is_over: bool) -> bool:
-    """What rank 0 says, for all ranks must take the same steps."""
+    """Return what rank 0 says, for all ranks must take the same steps."""
     told = torch.tensor([is_over], dtype=torch.uint8)
     dist.broadcast(told, src=0)
     return bool(told)
@@ -278,7 +281,7 @@ def soaked(options: argparse.Namespace) -> Soaked:
 
 
 def _require_running(job: Job, for_s: float) -> None:
-    """Wait so long; ranks that end meanwhile have failed."""
+    """Wait so long, and exit where ranks end meanwhile, for they have failed."""
     with suppress(LabError):
         raise SystemExit(str(job.wait(for_s).first_failure))
 

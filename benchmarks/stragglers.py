@@ -46,10 +46,10 @@ class Everything(Struct, frozen=True, kw_only=True):
 
 
 def trace() -> Trace:
-    """Layers alike, and one before them, an embedding, whose large gradient comes last.
+    """Return a trace of equal layers, and an embedding before them whose gradient comes last.
 
-    Nothing can hide its message, so every phase, the network among them, is about a quarter of a
-    step.
+    That is large, and nothing can hide its message, so every phase, the network among them, is
+    about a quarter of a step.
     """
     layers = [
         Tensor(
@@ -71,7 +71,7 @@ def trace() -> Trace:
 
 
 def schedule(of_each: int, *, seed: int) -> Iterator[Fault | None]:
-    """All phases and shares equally often, in any order and on any rank, each between healthy."""
+    """Yield all phases and shares equally often, on random ranks, each between healthy cases."""
     draw = random.Random(seed)  # noqa: S311 no secret
     faults = [
         Fault(rank=draw.randrange(NODES), phase=phase, share=share)
@@ -151,7 +151,7 @@ def _kind(case: Watched) -> tuple[str, float] | None:
 
 
 def _wrong(faulty: Sequence[Watched], alarms: Sequence[Watched]) -> list[str]:
-    """What was said where it was not right, for whoever wants to know why."""
+    """List what was said where it was not right, for whoever wants to know why."""
     wrong = [case for case in faulty if not case.is_right]
     lines = []
     for case in (*wrong, *alarms):

@@ -52,14 +52,14 @@ class Job:
         return float(self._gather.seconds(np.array(nbytes)))
 
     def tail_s(self, ready: Sequence[tuple[float, float]]) -> float:
-        """When the last reduce-scatter is over; of each, when it may start and its bytes."""
+        """Return when the last reduce-scatter is over, given starts and bytes of all of them."""
         free_s = 0.0
         for ready_s, nbytes in ready:
             free_s = max(free_s, ready_s) + self.scatter_s(nbytes)
         return free_s
 
     def forward_s(self, updates_s: Sequence[float], sizes: Sequence[float]) -> float:
-        """From the last reduce-scatter to the end of forward.
+        """Return the time from the last reduce-scatter to the end of forward.
 
         ``updates_s`` are when buckets have been updated, and forward begins with the last of them.
         """
@@ -82,15 +82,16 @@ class Job:
         return self.tail_s(self.scatters) + self.forward_s(updates_s, self.sizes)
 
     def updates_s(self, bytes_per_s: float) -> list[float]:
-        """What each bucket's update takes."""
+        """Return what each bucket's update takes."""
         per_byte_s = UPDATED_BYTES / 4 / self.workers / bytes_per_s
         return [size * per_byte_s for size in self.sizes]
 
     def in_two_s(self, *, last_bytes: float, first_bytes: float | None = None) -> float:
-        """With the last tensor's gradient sent twice: early, and ``last_bytes`` at the end.
+        """Return the time of both passes with the last tensor's gradient sent early and again.
 
-        ``first_bytes`` of its parameters are needed at the beginning of forward, the others at its
-        end; None: all of them at the beginning.
+        At the end ``last_bytes`` of it travel. ``first_bytes`` of its parameters are needed at the
+        beginning of forward, the others at its end; with None all of them are needed at the
+        beginning.
         """
         tied = self.trace.tensors[-1]
         rest = self.sizes[-1] - tied.nbytes

@@ -9,9 +9,7 @@ can be given with --network instead of being calibrated.
 
 import argparse
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
-from statistics import median
 
 import altair as alt
 import msgspec
@@ -38,7 +36,6 @@ from gradweave._src.runs import RunFolder
 
 class Measured(Struct, frozen=True, kw_only=True):
     experiment: str
-    time: int
     parameter_scale: float
     selection_s: float | None = None  # of the model's largest gradients, where they are selected
     calibrated_before: bool = False  # the network was given
@@ -57,20 +54,18 @@ def measure(experiment: Experiment, runs: Path, known: Network | None) -> Iterat
         spec = ClusterSpec(nodes=nodes, rate=rate, ranks_per_node=ranks_per_node)
         with Cluster(spec) as cluster:
             network = known or _calibrated(cluster, experiment)
-            for time in range(experiment.times):
-                for name, scale in experiment.traces:
-                    print(f"{experiment.name}: {name}, {spec}", flush=True)
-                    trace = _trace(experiment, name, scale)
-                    elements = sum(tensor.elements for tensor in trace.tensors)
-                    yield Measured(
-                        experiment=experiment.name,
-                        time=time,
-                        parameter_scale=scale,
-                        selection_s=elements * network.selection_s_per_element or None,
-                        calibrated_before=known is not None,
-                        made_with=made_with(),
-                        results=_trained(experiment, cluster, network, trace, runs),
-                    )
+            for name, scale in experiment.traces:
+                print(f"{experiment.name}: {name}, {spec}", flush=True)
+                trace = _trace(experiment, name, scale)
+                elements = sum(tensor.elements for tensor in trace.tensors)
+                yield Measured(
+                    experiment=experiment.name,
+                    parameter_scale=scale,
+                    selection_s=elements * network.selection_s_per_element or None,
+                    calibrated_before=known is not None,
+                    made_with=made_with(),
+                    results=_trained(experiment, cluster, network, trace, runs),
+                )
 
 
 def _trace(experiment: Experiment, name: str, scale: float) -> Trace:
@@ -80,7 +75,7 @@ def _trace(experiment: Experiment, name: str, scale: float) -> Trace:
 
 
 def _calibrated(cluster: Cluster, experiment: Experiment) -> Network:
-    """Once for each cluster: it serves every trace."""
+    """Calibrate a cluster, once for every trace that runs on it."""
     question = CalibrationQuestion(
         name=f"{cluster.spec.nodes} nodes at {cluster.spec.rate}",
         ways=to_measure(experiment.runtimes),
@@ -113,7 +108,7 @@ def _trained(
 
 
 def known(value: float | None) -> float:
-    """What a benchmark knows, and a training may not."""
+    """Return a number that every benchmark knows, though a training may not."""
     assert value is not None
     return value
 
@@ -142,17 +137,9 @@ def page(everything: Everything, stem: str) -> str:
             elif experiment.name == "tiers":
                 lines += _images(found)
             else:
-                lines += _order(found) if experiment.times > 1 else _table(found)
+                lines += _table(found)
             if experiment.name == "scaling":
                 lines += ["", f"![speed-up over nodes]({stem}_scaling.svg)"]
-    rows = [r for one in everything.measured if one.experiment == "shipped" for r in one.results]
-    if rows:
-        worst = max(rows, key=lambda row: abs(known(row.prediction_error)))
-        lines += [
-            "",
-            f"The worst prediction for a shipped trace: {worst.trace} under {worst.runtime}, "
-            f"{known(worst.prediction_error):+.1%}.",
-        ]
     return "\n".join(lines) + "\n"
 
 
@@ -186,7 +173,7 @@ def _table(found: list[Measured]) -> list[str]:
 
 
 def _compared(experiment: Experiment, found: list[Measured]) -> list[str]:
-    """Runtimes side by side; how much longer one takes, as mean over the repeats."""
+    """Put runtimes side by side, with how much longer one takes, as mean over the repeats."""
     ratios = experiment.ratios
     lines = [
         f"Milliseconds, and in brackets messages.{experiment.note}",
@@ -211,7 +198,7 @@ def _compared(experiment: Experiment, found: list[Measured]) -> list[str]:
 
 
 def _shares(found: list[Measured]) -> list[str]:
-    """Where the time of an iteration goes; what is hidden behind compute is not in it."""
+    """Tell where the time of an iteration goes, without what is hidden behind compute."""
     lines = [
         "Where an iteration's time goes: computing, selecting (as calibrated, where it is not "
         "hidden behind computing), and communication that is not hidden.",
@@ -231,7 +218,7 @@ def _shares(found: list[Measured]) -> list[str]:
 
 
 def _loops(found: list[Measured]) -> list[str]:
-    """The paper's Table 2."""
+    """Write the Linear Pipeline paper's Table 2, with what was measured here."""
     lines = [
         "Communication is what backward and forward do not hide.",
         "",
@@ -255,7 +242,7 @@ IMAGES_PER_RANK = 32  # that one iteration of the BlueConnect paper's ResNet-50 
 
 
 def _images(found: list[Measured]) -> list[str]:
-    """BlueConnect's Fig. 6: images per second, by each collective."""
+    """Write BlueConnect's Fig. 6 as a table: images per second, by each collective."""
     lines = [
         f"{IMAGES_PER_RANK} images on each rank, as in the paper; `any` chooses the collective of "
         "each message by what was calibrated.",
@@ -279,34 +266,6 @@ def _images(found: list[Measured]) -> list[str]:
 
 def _ratio(ours: Result, other: Result) -> str:
     return with_interval(paired_ratios(ours.repeats_s, other.repeats_s))
-
-
-def _order(found: list[Measured]) -> list[str]:
-    """Do pairs of runtimes that are more than 5 % apart keep their order?"""
-    runtimes = [row.runtime for row in found[0].results]
-    times = {
-        name: [row.iteration_s for one in found for row in one.results if row.runtime == name]
-        for name in runtimes
-    }
-    lines = [
-        "| runtime | " + " | ".join(f"time {n + 1}, ms" for n in range(len(found))) + " | median |"
-    ]
-    lines.append("|---|" + "---:|" * (len(found) + 1))
-    for name in runtimes:
-        cells = [f"{taken * 1e3:,.0f}" for taken in (*times[name], median(times[name]))]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    kept = turned = 0
-    for one, other in combinations(runtimes, 2):
-        ratio = median(times[one]) / median(times[other])
-        if abs(ratio - 1) > 0.05:
-            orders = {(a > b) == (ratio > 1) for a, b in zip(times[one], times[other], strict=True)}
-            kept, turned = kept + (orders == {True}), turned + (False in orders)
-    lines += [
-        "",
-        f"Pairs more than 5 % apart: {kept + turned}; {kept} of them keep their order "
-        "in all times.",
-    ]
-    return lines
 
 
 def draw(everything: Everything, output: Path) -> None:

@@ -70,7 +70,7 @@ class Tied(nn.Module):
 
 
 def plan() -> Plan:
-    """Four layers in a bucket; the tied embedding is the last one of backward."""
+    """Put four layers into a bucket; the tied embedding is the last bucket of backward."""
     groups = [
         tuple(
             f"layers.{layer}.{kind}"
@@ -84,7 +84,7 @@ def plan() -> Plan:
 
 
 def answer() -> None:
-    """What each rank runs; the slowest one's times count."""
+    """Train on one rank by turns; rank 0 prints the slowest rank's times."""
     torch.set_num_threads(1)
     with default_group() as group:
         wrapped = ShardedDataParallel(

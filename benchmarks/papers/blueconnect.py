@@ -1,8 +1,9 @@
-"""BlueConnect: its Fig. 6, 4 to 192 GPUs, and its Fig. 5, two nodes of four GPUs."""
+"""BlueConnect: its Fig. 6, 4 to 192 GPUs, its Fig. 5, two nodes of four GPUs, and the lab."""
 
 from gradweave import load_network
 
 from .blueconnect_large import section as large_cluster
+from .blueconnect_measured import section as in_the_lab
 from .blueconnect_small import INFINIBAND, TEN_GBE
 from .blueconnect_small import section as two_nodes
 from .page import Chapter
@@ -29,5 +30,5 @@ def chapter() -> Chapter:
     return Chapter(
         title="BlueConnect: all-reduce along the network's tiers",
         introduction=introduction(),
-        sections=[large_cluster(), two_nodes()],
+        sections=[large_cluster(), two_nodes(), in_the_lab()],
     )

@@ -52,7 +52,7 @@ class Exchange:
 
     @property
     def steps(self) -> float:
-        """Messages one after the other: every tier has the same latency."""
+        """The messages that go one after the other, for every tier has the same latency."""
         return self.line.startup_s / latency_s()
 
     def overhead_at(self, latency_s: float) -> float:

@@ -123,7 +123,7 @@ def reasons() -> list[str]:
 
 
 def inside_one_node() -> list[str]:
-    """Four GPUs of one node: where the closed forms are at odds with what happens there."""
+    """Tell where the closed forms are at odds with what happens on four GPUs of one node."""
     links = cluster().links
     assert links is not None, "the cluster is given by its links"
     smallest = GPUS[0]

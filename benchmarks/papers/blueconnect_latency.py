@@ -22,7 +22,10 @@ from .page import change, claim, ms, table
 
 
 def paper_overheads_s() -> dict[str, float]:
-    """Black points of the pictures; of the ring's two figures the one the paper states as such."""
+    """Return the black points of the pictures.
+
+    Of the ring's two figures it is the one that the paper states as such.
+    """
     return {
         "ring": overhead_of(1 - PAPER_RING_WASTE),
         "two-level": PAPER_TWO_LEVEL_S,
@@ -31,7 +34,7 @@ def paper_overheads_s() -> dict[str, float]:
 
 
 def paper_ring_overheads_s() -> dict[str, float]:
-    """The paper prints the ring's overhead in two ways, which differ."""
+    """Return the ring's overhead in both ways that the paper prints it, which differ."""
     ahead = efficiency(PAPER_BLUECONNECT_S) / (1 + PAPER_OVER_RING)
     return {
         f'"wastes {PAPER_RING_WASTE:.0%}"': overhead_of(1 - PAPER_RING_WASTE),
@@ -40,7 +43,7 @@ def paper_ring_overheads_s() -> dict[str, float]:
 
 
 def implied_latency_s(ring_overhead_s: float) -> float:
-    """The time per step with which the ring would take as long as the paper says."""
+    """Return the time per step with which the ring would take as long as the paper says."""
     ring = at_largest()["ring"]
     return (ring_overhead_s - ring.line.s_per_byte * GRADIENT_BYTES) / ring.steps
 
@@ -76,14 +79,14 @@ def paper_table() -> str:
 
 
 def gain(other: str, latency_s: float) -> float:
-    """How many more images/s BlueConnect makes."""
+    """Return how many more images/s BlueConnect makes, as a share."""
     found = at_largest()
     slow_s = found[other].overhead_at(latency_s)
     return efficiency(found["blueconnect"].overhead_at(latency_s)) / efficiency(slow_s) - 1
 
 
 def prediction() -> str:
-    """The one unknown taken from the ring; the other two are then predicted."""
+    """Take the one unknown from the ring, and say what it predicts for the other two."""
     found = at_largest()
     latencies_s = sorted(implied_latencies_s().values())
     two_level_s = [found["two-level"].overhead_at(s) for s in latencies_s]
@@ -114,7 +117,7 @@ def spread(seconds: list[float]) -> str:
 
 
 def break_even_s() -> float:
-    """The latency at which the ring and BlueConnect take equally long."""
+    """Return the latency at which the ring and BlueConnect take equally long."""
     ring, blueconnect = at_largest()["ring"], at_largest()["blueconnect"]
     more_bytes_s = (blueconnect.line.s_per_byte - ring.line.s_per_byte) * GRADIENT_BYTES
     return more_bytes_s / (ring.steps - blueconnect.steps)

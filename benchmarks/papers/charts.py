@@ -87,7 +87,7 @@ def lines(
     size: tuple[int, int],
     points: bool = True,
 ) -> alt.Chart:
-    """One line per value of ``series``."""
+    """Draw one line per value of ``series``."""
     dots = alt.OverlayMarkDef(size=24, filled=True) if points else False
     dash = alt.StrokeDash(
         "series:N",
@@ -105,7 +105,7 @@ def lines(
 
 
 def labelled_points(rows: Sequence[Row], *, x: Axis, y: Axis) -> tuple[alt.Chart, alt.Chart]:
-    """The papers' figures: black diamonds with ``label`` to their left."""
+    """Draw the papers' figures: black diamonds with ``label`` to their left."""
     points: alt.Chart = (
         data_chart(rows)
         .mark_point(shape="diamond", filled=True, size=70, color=BLACK, opacity=1)
@@ -132,7 +132,7 @@ def colour(looks: Looks, legend: alt.Legend) -> alt.Color:
 
 
 def in_panels(chart: alt.Chart, panels: Sequence[str], *, columns: int) -> alt.TopLevelMixin:
-    """One panel per value of ``panel``, in the given order."""
+    """Draw one panel per value of ``panel``, in the given order."""
     header = alt.Header(title=None, labelFontSize=12, labelFontWeight="bold")
     facet = alt.Facet("panel:N", sort=list(panels), header=header)
     panelled: alt.FacetChart = chart.facet(facet=facet, columns=columns, spacing=18)
@@ -140,7 +140,7 @@ def in_panels(chart: alt.Chart, panels: Sequence[str], *, columns: int) -> alt.T
 
 
 def finished(chart: alt.TopLevelMixin, title: str) -> alt.TopLevelMixin:
-    """With the title that says what to see, and the legend below."""
+    """Return the chart with the title that says what to see, and the legend below."""
     heading = alt.TitleParams(title, anchor="start", fontSize=13, offset=10)
     done: alt.TopLevelMixin = chart.properties(title=heading).configure(
         legend=alt.LegendConfig(orient="bottom", direction="horizontal"),

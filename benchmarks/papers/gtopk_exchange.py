@@ -80,12 +80,12 @@ def sizes_table() -> str:
 
 
 def ahead_from(nbytes: float) -> int:
-    """The first number of workers at which gTop-k is faster than top-k."""
+    """Return the first number of workers at which gTop-k is faster than top-k."""
     return next(workers for workers in WORKERS if advantage(nbytes, workers) > 1)
 
 
 def advantage(nbytes: float, workers: int) -> float:
-    """The time of top-k over that of gTop-k."""
+    """Return the time of top-k over that of gTop-k."""
     topk_s, gtopk_s = (exchange_s(method, nbytes=nbytes, workers=workers) for method in METHODS[1:])
     return topk_s / gtopk_s
 
@@ -156,7 +156,7 @@ def chart() -> alt.TopLevelMixin:
 
 
 def growth(method: Method) -> float:
-    """From the least to the most workers."""
+    """Return how many times as long an exchange takes with the most as with the least workers."""
     first_s, last_s = (
         exchange_s(method, nbytes=MESSAGE_BYTES, workers=w) for w in (WORKERS[0], WORKERS[-1])
     )

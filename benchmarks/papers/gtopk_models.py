@@ -41,21 +41,21 @@ class Model:
         return self.compute_s / (self.compute_s + self.exchange_s(method, workers))
 
     def images_per_s(self, method: Method) -> float:
-        """On 32 workers."""
+        """Return the images per second that are predicted on 32 workers."""
         return LARGEST * self.batch / (self.compute_s + self.exchange_s(method, LARGEST))
 
     def paper_images(self, method: Method) -> int:
         return dict(zip(METHODS, self.paper_images_per_s, strict=True))[method]
 
     def paper_efficiency(self, method: Method) -> float:
-        """Table VII over 32 times Table VI."""
+        """Return the paper's efficiency: Table VII over 32 times Table VI."""
         return self.paper_images(method) * self.compute_s / (LARGEST * self.batch)
 
     def paper_iteration_s(self, method: Method) -> float:
         return LARGEST * self.batch / self.paper_images(method)
 
     def copied_s(self, method: Method) -> float:
-        """What travels, out of the GPU and what comes back into it, over one lane of PCIe."""
+        """Return the time to copy messages out of the GPU and into it over one lane of PCIe."""
         pairs = 2 * DENSITY * self.gradient_bytes
         nbytes = {
             "dense": 2 * self.gradient_bytes,

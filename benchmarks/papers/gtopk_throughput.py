@@ -147,7 +147,7 @@ def named(name: str) -> Model:
 
 
 def dense_images_with(model: Model, parameters: int) -> float:
-    """Images per second if the model had so many parameters."""
+    """Return the images per second if the model had so many parameters."""
     sent_s = exchange_s("dense", nbytes=4 * parameters, workers=LARGEST)
     return LARGEST * model.batch / (model.compute_s + sent_s)
 

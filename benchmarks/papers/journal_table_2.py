@@ -22,7 +22,10 @@ def binary_tree(link: Link, workers: int) -> Line:
 
 
 def double_tree(link: Link, workers: int) -> Line:
-    """The table prints "2 log N" as start-up, without the latency."""
+    """Price the table's double tree.
+
+    The table prints "2 log N" as start-up, without the latency, which is put in here.
+    """
     return Line(
         startup_s=2 * link.latency_s * rounds(workers),
         s_per_byte=link.s_per_byte + link.sum_s_per_byte,
@@ -30,7 +33,7 @@ def double_tree(link: Link, workers: int) -> Line:
 
 
 def network_of_double_trees(network: Network, workers: Sequence[int]) -> Network:
-    """The same links, with ``double-tree`` at the printed price."""
+    """Return the same links, with ``double-tree`` at the printed price."""
     assert network.links is not None, "rows of the table are of links"
     costs = tuple(
         CollectiveCost(

@@ -48,7 +48,7 @@ def seconds(operation: Operation, collective: str, *, nbytes: float, workers: in
 
 
 def over(operation: Operation, collective: str, *, nbytes: float, workers: int) -> float:
-    """The other's time over that of the pipeline with its best block."""
+    """Return the other's time over that of the pipeline with its best block."""
     pipeline_s = seconds(operation, "linear-pipeline", nbytes=nbytes, workers=workers)
     return seconds(operation, collective, nbytes=nbytes, workers=workers) / pipeline_s
 

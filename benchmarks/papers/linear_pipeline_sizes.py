@@ -67,7 +67,7 @@ def sizes_row(operation: Operation, nbytes: float) -> list[str]:
 
 
 def mean_over(operation: Operation, collective: str) -> float:
-    """The mean over the message sizes, as the paper gives an average over its own."""
+    """Return the mean ratio over the message sizes, as the paper averages over its own."""
     found = [over(operation, collective, nbytes=n, workers=SIZE_WORKERS) for n in SIZES]
     return float(np.mean(found))
 
@@ -156,7 +156,10 @@ def link_difference() -> str:
 
 
 def loop_difference() -> str:
-    """The communication of one iteration: a reduce of gradients, a broadcast of weights."""
+    """Compare the communication of one iteration by pipeline and by tree with the paper's.
+
+    It is a reduce of gradients and a broadcast of weights.
+    """
     found = {
         model: loop_s("linear-pipeline", nbytes) / loop_s("mst", nbytes)
         for model, (nbytes, _) in PAPER_LOOP_SHARES.items()

@@ -57,7 +57,7 @@ FEWEST: Mapping[Operation, int] = {"broadcast": 2, "reduce": 2, "all-reduce": 3}
 
 
 def growth(collective: str) -> float:
-    """From the fewest to the most workers; the largest of the three operations."""
+    """Return the largest growth of an operation's time from the fewest to the most workers."""
     return max(
         at_workers(operation, collective, WORKERS[-1]) / at_workers(operation, collective, fewest)
         for operation, fewest in FEWEST.items()

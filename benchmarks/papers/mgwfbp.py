@@ -8,6 +8,7 @@ from . import (
     mgwfbp_nodes,
     mgwfbp_passes,
     mgwfbp_ring,
+    mgwfbp_servers,
     mgwfbp_tensor_sizes,
     mgwfbp_trees,
 )
@@ -32,6 +33,7 @@ def chapter() -> Chapter:
             mgwfbp_messages.section(),
             mgwfbp_trees.section(),
             mgwfbp_nodes.section(),
+            mgwfbp_servers.section(),
             mgwfbp_clusters.section(),
             mgwfbp_tensor_sizes.section(),
             mgwfbp_passes.section(),

@@ -59,13 +59,13 @@ def ratio(job: Job, kind: str, factor: float, pair: tuple[str, str]) -> float:
 
 
 def band(job: Job, pair: tuple[str, str], factors: Sequence[float] = NEAR) -> tuple[float, float]:
-    """The least and the largest ratio while latency or compute time is that far from ours."""
+    """Return the least and the largest ratio while latency or compute time is that far off."""
     found = [ratio(job, kind, factor, pair) for kind in KINDS for factor in factors]
     return min(found), max(found)
 
 
 def band_text(job: Job, slow: str) -> str:
-    """For the lines that quote a ratio: ``1.58x to 1.83x``."""
+    """Return the band for lines that quote a ratio: ``1.58x to 1.83x``."""
     low, high = band(job, (slow, "mgwfbp"))
     return f"{times(low)} to {times(high)}"
 

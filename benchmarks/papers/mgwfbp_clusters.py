@@ -84,7 +84,7 @@ class Setting:
         return _simulated(self.trace, self.cluster.network, planner)
 
     def faster(self, fast: str, slow: str) -> float:
-        """By how much of its iteration time one planner outruns the other."""
+        """Return by how much of its iteration time one planner outruns the other."""
         return self.outcome(slow).iteration_s / self.outcome(fast).iteration_s - 1
 
     @property
@@ -291,7 +291,7 @@ def all_hidden_on_cluster3() -> str:
 
 
 def chart() -> alt.TopLevelMixin:
-    """Bars grouped by model; one row of panels per cluster, one column per width."""
+    """Draw bars grouped by model; one row of panels per cluster, one column per width."""
     rows: list[charts.Row] = [
         {
             "cluster": setting.cluster.name,

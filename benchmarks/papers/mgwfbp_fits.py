@@ -43,7 +43,10 @@ def measured(workers: int) -> Curve:
 
 
 def fitted(workers: int) -> dict[str, Line]:
-    """The papers print no slope for these clusters: theirs is that of least squares."""
+    """Return the lines for a cluster: as printed, of least squares, of least relative errors.
+
+    The papers print no slope for these clusters: theirs is that of least squares.
+    """
     curve = measured(workers)
     squares = curve.line(1.0, least_squares)
     printed = Line(startup_s=PAPER_STARTUP_S[workers], s_per_byte=squares.s_per_byte)
@@ -104,7 +107,7 @@ def trace_of(model: str, gpu: str, width: int) -> Trace:
 
 
 def iteration_s(trace: Trace, lengths: list[int], curve: Curve) -> float:
-    """Planned by a line, sent at what was measured."""
+    """Return the iteration by a plan's lengths, each message at what was measured."""
     edges = np.cumsum([0, *lengths])
     sent = np.concatenate([[0.0], np.cumsum(trace.nbytes)])
     end_s = 0.0
@@ -116,7 +119,7 @@ def iteration_s(trace: Trace, lengths: list[int], curve: Curve) -> float:
 
 @cache
 def behind(model: str, gpu: str, width: int, workers: int) -> dict[str, float]:
-    """The iteration by each fit's plan over that of the exact optimum."""
+    """Return the iteration by each fit's plan over that of the exact optimum."""
     trace, curve = trace_of(model, gpu, width), measured(workers)
     best_s = iteration_s(trace, optimal(trace, curve, tolerance=0), curve)
     return {

@@ -73,7 +73,7 @@ def counts_table(title: str, counts: dict[str, tuple[int, ...]]) -> str:
 
 
 def agreeing(paper: Sequence[int], ours: Sequence[int]) -> list[int]:
-    """The numbers of workers at which both count alike."""
+    """Return the numbers of workers at which both count alike."""
     return [w for w, p, o in zip(PAPER_WORKERS, paper, ours, strict=True) if p == o]
 
 

@@ -128,7 +128,7 @@ def compared_table() -> str:
 
 
 def lab_is_another_cluster() -> str:
-    """Checked: the same rule on the calibrated curve of the lab predicts these iterations."""
+    """Say why the lab is another cluster; predictions by its calibrated curve bear that out."""
     errors = [
         abs(row.predicted_s / row.iteration_s - 1)
         for rows in lab().values()
@@ -170,7 +170,7 @@ def servers() -> str:
         f"""Parameter servers: the papers find TensorFlow behind all-reduces because one port has to
         take everybody's gradients, and so it is here: `wfbp` by one server has
         {percent(found["GoogLeNet"])} and {percent(found["ResNet-50"])} efficiency on 8 nodes, by
-        all-reduce {percent(ring["GoogLeNet"])} and {percent(ring["ResNet-50"])}.
-        `benchmarks/training.py --only servers` measures the same in the lab.""",
+        all-reduce {percent(ring["GoogLeNet"])} and {percent(ring["ResNet-50"])}. The next section
+        measures the same in the lab.""",
         holds=all(found[m] < ring[m] for m in MODELS),
     )

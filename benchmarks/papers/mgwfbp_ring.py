@@ -154,7 +154,7 @@ def single_message(google: Sweep, resnet: Sweep) -> str:
 
 
 def not_optimal(google: Sweep, resnet: Sweep) -> str:
-    """Where the published algorithm gives up and the exact one does not."""
+    """Show where the published algorithm gives up and the exact one does not."""
     gains = {sweep: gains_of_optimal(sweep) for sweep in (google, resnet)}
     counts = [sweep.outcome("optimal", w).messages for sweep in gains for w in LARGE_CLUSTERS]
     return claim(
@@ -180,7 +180,7 @@ def longest_wait_s(sweep: Sweep) -> float:
 
 
 def startup_s(sweep: Sweep) -> float:
-    """Of one message where MG-WFBP begins to send only one."""
+    """Return the start-up of a message where MG-WFBP begins to send only one."""
     return sweep.all_reduce(sweep.single_from()).startup_s
 
 
@@ -262,7 +262,7 @@ def efficiency_difference() -> str:
 
 
 def with_band(sweep: Sweep, planner: str) -> str:
-    """A ratio, and what becomes of it while latency or compute time differ by up to a fifth."""
+    """Return a ratio, and its band while latency or compute time differ by up to a fifth."""
     return f"{times(over_mgwfbp(sweep, planner))} (band {band_text(sweep.job, planner)})"
 
 

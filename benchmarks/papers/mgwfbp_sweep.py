@@ -55,7 +55,7 @@ def resnet50_by_layer() -> Job:
 
 
 def _layer_of(tensor: str) -> str:
-    """A convolution and its normalisation are one layer; so are a weight and its bias."""
+    """Return a tensor's layer, which a convolution shares with its normalisation."""
     *module, kind, _ = tensor.split(".")
     return ".".join(module if kind in {"conv", "bn"} else [*module, kind])
 
@@ -88,12 +88,12 @@ class Sweep:
         return self._case(planner, workers).plan()
 
     def all_reduce(self, workers: int) -> Line:
-        """Start-up and time per byte of the all-reduce."""
+        """Return start-up and time per byte of the all-reduce."""
         cost = self.network.cost("all-reduce", self.collective, workers=workers)
         return cost.line(float(self.job.trace.nbytes.sum()))
 
     def ratio(self, slow: str, fast: str, workers: int) -> float:
-        """The iteration time of one planner over that of the other."""
+        """Return the iteration time of one planner over that of the other."""
         slow_s = self.outcome(slow, workers).iteration_s
         return slow_s / self.outcome(fast, workers).iteration_s
 
@@ -101,19 +101,19 @@ class Sweep:
         return tuple(self.outcome(planner, workers).messages for workers in PAPER_WORKERS)
 
     def merged_messages(self, planner: str) -> tuple[int, ...]:
-        """Only those messages that hold more than one gradient."""
+        """Return how many messages hold more than one gradient, by number of workers."""
         plans = (self.plan(planner, workers) for workers in PAPER_WORKERS)
         return tuple(sum(length > 1 for length in plan.lengths) for plan in plans)
 
     def crossing(self) -> tuple[int, int]:
-        """The last number of workers at which WFBP is the faster, the first at which single is."""
+        """Return the last workers with which WFBP is faster, and the first with which single is."""
         wfbp_wins = [self.ratio("single", "wfbp", workers) > 1 for workers in PAPER_WORKERS]
         place = wfbp_wins.index(False)
         claim("WFBP and single cross once", holds=place > 0 and not any(wfbp_wins[place:]))
         return PAPER_WORKERS[place - 1], PAPER_WORKERS[place]
 
     def single_from(self) -> int:
-        """From so many workers on, MG-WFBP sends one message."""
+        """Return the number of workers from which on MG-WFBP sends one message."""
         counts = self.messages("mgwfbp")
         place = counts.index(1)
         claim("MG-WFBP stays at one message", holds=set(counts[place:]) == {1})
@@ -130,7 +130,7 @@ class Sweep:
 
 
 def by(collective: str) -> tuple[Sweep, Sweep, Sweep]:
-    """GoogLeNet, ResNet-50 in tensors, ResNet-50 in layers."""
+    """Return the sweeps of GoogLeNet, ResNet-50 in tensors, and ResNet-50 in layers."""
     google = Sweep(googlenet(), k80_network(), collective)
     tensors = Sweep(resnet50_by_tensor(), k80_network(), collective)
     layers = Sweep(resnet50_by_layer(), k80_network(), collective)
@@ -138,7 +138,7 @@ def by(collective: str) -> tuple[Sweep, Sweep, Sweep]:
 
 
 def by_printed_double_trees() -> tuple[Sweep, Sweep]:
-    """GoogLeNet and ResNet-50 in tensors, at the price that the journal's Table 2 prints."""
+    """Return the sweeps of both models in tensors, at the price of the journal's Table 2."""
     network = network_of_double_trees(k80_network(), PAPER_WORKERS)
     return (
         Sweep(googlenet(), network, "double-tree"),
@@ -147,7 +147,7 @@ def by_printed_double_trees() -> tuple[Sweep, Sweep]:
 
 
 def googlenet_adding() -> Sweep:
-    """By ring, with the authors' time to add."""
+    """Return GoogLeNet's sweep by ring, with the authors' time to add."""
     return Sweep(googlenet(), k80_network_that_adds(), "ring")
 
 

@@ -73,7 +73,7 @@ def traces() -> dict[str, Trace]:
 
 
 def all_reduce_lines() -> dict[str, Line]:
-    """The journal's fits of Fig. 4."""
+    """Return the journal's fits of Fig. 4, by cluster."""
     lines = {}
     for cluster in clusters():
         network = cluster.network
@@ -83,7 +83,7 @@ def all_reduce_lines() -> dict[str, Line]:
 
 
 def startup_shares(trace: Trace) -> list[float]:
-    """Of the tensors, those whose start-up exceeds their transfer; one share per cluster."""
+    """Return for each cluster the share of tensors whose start-up exceeds their transfer."""
     lines = all_reduce_lines().values()
     return [float((trace.nbytes * line.s_per_byte < line.startup_s).mean()) for line in lines]
 
@@ -143,7 +143,7 @@ def curves_difference() -> str:
 
 
 def chart() -> alt.TopLevelMixin:
-    """Two panels over the same bytes."""
+    """Draw two panels over the same bytes: how many tensors there are, and what they cost."""
     both: alt.VConcatChart = alt.vconcat(frequency_chart(), cost_chart(), spacing=4)
     independent = both.resolve_scale(
         color="independent", shape="independent", strokeDash="independent"

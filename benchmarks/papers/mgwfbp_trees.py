@@ -73,7 +73,7 @@ def efficiency_table() -> str:
 
 
 def ratios(slow: str, fast: str, *, collective: str) -> list[float]:
-    """Iteration times over each other, for both models and the paper's numbers of workers."""
+    """Return ratios of iteration times, for both models and the paper's numbers of workers."""
     sweeps = sweeps_by(collective)
     return [sweep.ratio(slow, fast, workers) for sweep in sweeps for workers in PAPER_RANGE]
 
@@ -115,7 +115,7 @@ def impossible_slope() -> str:
 
 
 def as_they_are() -> str:
-    """Our own schedule, which costs exactly what its formula says."""
+    """Tell what our own schedule of double trees gives, which costs what its formula says."""
     link = k80_network().links
     assert link is not None, "k80-10gbe is given by its links"
     over_wfbp = min(ratios("single", "wfbp", collective=REAL))

@@ -44,14 +44,14 @@ class Chapter:
 
 
 def claim(text: str, *, holds: bool) -> str:
-    """A conclusion, which stands on the page only while the numbers bear it out."""
+    """Return a conclusion, or raise ValueError where the numbers no longer bear it out."""
     if not holds:
         raise ValueError(f"no longer true: {text!r}; look at the numbers and reword it")
     return text
 
 
 def paragraph(text: str) -> str:
-    """One line of Markdown from text laid out for the source file."""
+    """Return one line of Markdown from text laid out for the source file."""
     return " ".join(text.split())
 
 
@@ -60,7 +60,7 @@ def bullets(items: Iterable[str]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Names to the left, numbers to the right."""
+    """Return a table in Markdown, with names to the left and numbers to the right."""
     rule = [":---", *["---:"] * (len(header) - 1)]
     lines = [header, rule, *rows]
     assert all(len(line) == len(header) for line in lines), f"ragged table under {header}"
@@ -76,7 +76,7 @@ def differences(items: Iterable[str]) -> str:
 
 
 def ms(seconds: float) -> str:
-    """Milliseconds with about three digits, at least to the tenth."""
+    """Return milliseconds with about three digits, at least to the tenth."""
     milliseconds = seconds * 1e3
     if milliseconds >= 1000:
         return f"{milliseconds:,.0f}"
@@ -92,7 +92,7 @@ def whole_percent(share: float) -> str:
 
 
 def change(share: float) -> str:
-    """``+11 %``"""
+    """Return a change as text, such as ``+11 %``."""
     return f"{share:+.0%}".replace("%", " %")
 
 
@@ -101,6 +101,6 @@ def times(ratio: float) -> str:
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """``8, 16 and 32``"""
+    """Return numbers as text, such as ``8, 16 and 32``."""
     *before, last = [f"{number:d}" for number in numbers]
     return f"{', '.join(before)} and {last}" if before else last
