@@ -11,7 +11,12 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(INSTALLED)
 	$(BIN)/gradweave demo
 
-test: lint
+# Both at once: types are checked on one core while tests wait for each other on two.
+test: $(INSTALLED)
+	@$(MAKE) --no-print-directory --jobs 2 lint suite
+
+.PHONY: suite
+suite: $(INSTALLED)
 	$(BIN)/pytest
 
 # What takes long: torch's own tests with our class, all habits of its users, ranks that die; and laws

@@ -6,6 +6,7 @@
 ``torchrun``  ranks of torchrun itself, each of which imports torch: where torchrun is the point.
 """
 
+import fcntl
 import json
 import os
 import signal
@@ -17,9 +18,9 @@ from contextlib import ExitStack
 from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from threading import Lock
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 # Commands here take seconds, on a busy machine a minute.
 MOST_S = 300.0
@@ -29,6 +30,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 WARM_PYTHON = Path(__file__).with_name("warm_python.py")
 # Of two that threads start at once, one would be forgotten and end, and its scripts with it.
 _STARTING = Lock()
+_STARTED: list[subprocess.Popen[bytes]] = []  # for as long as we run
 
 
 def run(
@@ -131,7 +133,7 @@ class WarmPython:
         reading, told = os.pipe()
         files = [self._out.fileno(), self._said.fileno(), told]
         with _STARTING:
-            asking = _warm_python().asking
+            asking = _warm_python()
         socket.send_fds(asking, [json.dumps(request).encode()], files)
         os.close(told)
         self._told = os.fdopen(reading)
@@ -169,24 +171,37 @@ def _text(file: int) -> str:
     return os.pread(file, os.fstat(file).st_size, 0).decode()
 
 
-class _WarmPythons(NamedTuple):
-    """Where scripts are asked for. What answers ends when we do, with our end of the socket."""
-
-    asking: socket.socket
-    process: subprocess.Popen[bytes]
-
-
 @cache
-def _warm_python() -> _WarmPythons:
-    asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with asked:
-        number = asked.fileno()
+def _warm_python() -> socket.socket:
+    """Return where scripts are asked for: of one for all who run these tests, as it imports long.
+
+    Who comes first starts it; it ends when the last has gone.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    place = Path(gettempdir(), f"gradweave-tests-{run}")
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            asking.connect(str(place))
+        except (FileNotFoundError, ConnectionRefusedError):
+            place.unlink(missing_ok=True)
+            _start_warm_python(place)
+            asking.connect(str(place))
+    return asking
+
+
+def _start_warm_python(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(place))
+        listening.listen()
+        number = listening.fileno()
         process = subprocess.Popen(
             [sys.executable, WARM_PYTHON, str(number)],
             pass_fds=[number],
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # a thread could not be forked
         )
-    return _WarmPythons(asking, process)
+    _STARTED.append(process)
 
 
 def _end(process: subprocess.Popen[str]) -> tuple[str, str]:

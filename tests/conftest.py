@@ -25,13 +25,9 @@ MakeTrace = Callable[..., Trace]
 @pytest.fixture(scope="session")
 def compiled_kernels() -> None:
     """Ranks load them from numba's cache: to compile takes longer than a rank waits for another."""
-    import torch  # noqa: PLC0415 most tests need none
+    from kernels import compile_one_by_one  # noqa: PLC0415 most tests need no torch
 
-    from gradweave._src.comm.rounding import eight_bits  # noqa: PLC0415
-    from gradweave._src.sparse.select import compile_kernels  # noqa: PLC0415
-
-    compile_kernels(torch.float32)
-    eight_bits.compile_kernels()
+    compile_one_by_one()
 
 
 @pytest.fixture(scope="session")

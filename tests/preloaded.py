@@ -10,18 +10,16 @@ import pytest
 import torch
 import torch._dynamo
 import torch.distributed
+from kernels import compile_one_by_one
 
 import gradweave.bsp
 import gradweave.hooks
 import gradweave.sparse_checkpoint
 import gradweave.workloads
-from gradweave._src.comm.rounding import eight_bits
-from gradweave._src.sparse.select import compile_kernels
 
 __all__ = ["gradweave", "hypothesis", "pytest", "torch"]
 
 for public in gradweave.__all__:
     getattr(gradweave, public)  # which is imported when it is first asked for
-compile_kernels(torch.float32)
-eight_bits.compile_kernels()
+compile_one_by_one()
 gc.freeze()  # a rank's own collections need not look at a million objects that are not its own

@@ -1,8 +1,9 @@
 """A Python that has imported what scripts of tests need, and runs each of them in a fork of itself.
 
-``python warm_python.py DESCRIPTOR``, the descriptor of a socket on which commands.py asks for
-scripts. Unlike those of multiprocessing's fork server its children leave this module as a script
-does, so that their interpreters end as a user's: with exit functions, joined threads, destructors.
+``python warm_python.py DESCRIPTOR``, the descriptor of a socket at which those who run tests come
+to ask for scripts (commands.py); it ends when the last of them has gone. Unlike those of
+multiprocessing's fork server its children leave this module as a script does, so that their
+interpreters end as a user's: with exit functions, joined threads, destructors.
 """
 
 import json
@@ -21,25 +22,38 @@ import torch
 __all__ = ["preloaded"]
 
 
-def serve(asking: socket.socket) -> list[str] | None:
+def serve(listening: socket.socket) -> list[str] | None:
     """Return what to run, in each fork; and None, here, when nobody is left to ask."""
     # Threads would be missing in every fork, and locks that they hold be locked for ever.
     assert len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208
     selector = selectors.DefaultSelector()
-    selector.register(asking, selectors.EVENT_READ)
+    selector.register(listening, selectors.EVENT_READ)
+    asking: set[socket.socket] = set()
     while True:
         for key, _ in selector.select():
             if key.data is not None:
                 selector.unregister(key.fd)
                 _tell_how_it_ended(key.fd, *key.data)
                 continue
-            request, files, _, _ = socket.recv_fds(asking, 2**20, 3)
+            if key.fileobj is listening:
+                came, _ = listening.accept()
+                asking.add(came)
+                selector.register(came, selectors.EVENT_READ)
+                continue
+            assert isinstance(key.fileobj, socket.socket)
+            request, files, _, _ = socket.recv_fds(key.fileobj, 2**20, 3)
             if not request:
-                return None
+                selector.unregister(key.fileobj)
+                asking.remove(key.fileobj)
+                key.fileobj.close()
+                if not asking:
+                    return None
+                continue
             child = os.fork()
             if child == 0:
                 selector.close()
-                asking.close()
+                for each in (listening, *asking):
+                    each.close()
                 return _made_ready(json.loads(request), *files)
             out, said, told = files
             os.close(out)

@@ -2,6 +2,7 @@
 
 from threading import active_count
 
+import pytest
 from msgspec.structs import replace
 from ranks import on_threads
 
@@ -33,6 +34,7 @@ def test_all_ranks_record_the_same_job_in_the_order_of_backward():
     assert first.copy_s_per_byte > 0
 
 
+@pytest.mark.long
 def test_messages_are_timed_beside_the_job_alone():
     network, nobody = on_threads(2, lambda group: calibrated(QUESTION, group, advance=int))
     assert nobody is None

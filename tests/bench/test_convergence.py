@@ -37,6 +37,7 @@ def each_trained(group, folder, trainings):
     return [trained(training, folder, group) for training in trainings]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_kernels")
 def test_trainings_learn_alike_and_ranks_agree(data, tmp_path):
     """Forty steps on two processes each: seconds, of which the wrapper's first import takes most.

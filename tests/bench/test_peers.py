@@ -178,6 +178,7 @@ def noted(group, runtimes):
     return found, own
 
 
+@pytest.mark.long
 def test_messages_are_noted_and_shares_are_those_of_zero(tmp_path):
     runtimes = ("torch-fp16", "powersgd:1", "zero", "fsdp2:wfbp")
     ranks = on_processes(RANKS, noted, runtimes, scratch=tmp_path)
@@ -210,6 +211,7 @@ def asked(group):
     return list(answers(question, group))
 
 
+@pytest.mark.long
 def test_ranks_compute_before_they_are_timed(tmp_path):
     (learnt, *timed), _ = on_processes(RANKS, asked, scratch=tmp_path)
     assert learnt.runtime == "powersgd:2"

@@ -47,7 +47,9 @@ def test_sharded_training_goes_on(tmp_path, optimizer):
     assert_equal(states, expected)
 
 
-@pytest.mark.parametrize("wrapper", ["ddp", "torch", "sparse"])
+@pytest.mark.parametrize(
+    "wrapper", [pytest.param("ddp", marks=pytest.mark.long), "torch", "sparse"]
+)
 def test_other_trainings_go_on(tmp_path, wrapper):
     args = (wrapper, "plain" if wrapper == "sparse" else "adamw")
     expected = run(2, whole, *args, scratch=tmp_path / "whole")[0]
@@ -81,7 +83,7 @@ def residuals(group, folder):
     return found["step"], *({name: one[name].tolist() for name in one} for one in values)
 
 
-@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_residuals_are_redistributed(tmp_path, world):
     kept = tmp_path / "kept"
     before = run(2, residuals, kept, scratch=tmp_path / "saved")

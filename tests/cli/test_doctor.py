@@ -146,6 +146,7 @@ def test_ranks_without_namespaces(capsys):
     assert {one["kind"] for one in found["findings"]} <= {"threads"}
 
 
+@pytest.mark.long
 def test_as_under_torchrun():
     command = ("-m", "gradweave", "doctor", "--json")
     done = launched(*command, environment={"GLOO_SOCKET_IFNAME": "lo"})

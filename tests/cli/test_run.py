@@ -320,7 +320,10 @@ class Last:
 """
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit", "1 / 0"])
+@pytest.mark.parametrize(
+    "end",
+    ["", *(pytest.param(end, marks=pytest.mark.long) for end in ("raise SystemExit", "1 / 0"))],
+)
 def test_threads_may_end_what_they_do_before_the_scripts_names_go(tmp_path, end):
     """Else torch's reducer would wait for a thread of gloo's that waits for Python's lock."""
     (tmp_path / "lingering.py").write_text(LINGERING)  # a script with functions is not gone at once

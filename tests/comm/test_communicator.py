@@ -157,6 +157,23 @@ def test_slices_are_large_enough_to_pay():
     assert slices_for(4 * 10**6, many_blocks, owned=True) == 1
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 9])
+@pytest.mark.parametrize(("operation", "name"), ALGORITHMS)
+def test_all_ranks_cut_messages_alike(operation, name, ranks):
+    """Also where some have far more to send than others, as a parameter server has."""
+    schedule = build(
+        operation,
+        name,
+        topology=flat_topology(ranks),
+        nbytes=10**6,
+        link=GIGABIT_ETHERNET,
+    )
+    programs = [program(schedule, rank) for rank in range(ranks)]
+    assert {one.most_steps for one in programs} == {max(len(one.steps) for one in programs)}
+    for nbytes in (10**5, 10**9, 10**12):
+        assert len({slices_for(nbytes, one, owned=False) for one in programs}) == 1
+
+
 def by_rounds(group):
     """The path that NCCL would take."""
     ranks, rank = group.size(), group.rank()

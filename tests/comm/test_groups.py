@@ -43,5 +43,20 @@ def in_parts(group):
     return message.item(), own.rank(), own.size()
 
 
+def in_parts_again(group):
+    """As tiers that are timed once more after a while; the first ones may be gone or not."""
+    twin, found = same_ranks(group), []
+    for number in range(3):
+        own = Communicator(twin)._make_group([0, 1, 2])
+        message = torch.tensor([float(group.rank() + number)])
+        own.allreduce([message]).wait()
+        found.append(message.item())
+    return found
+
+
+def test_parts_of_one_group_do_not_meet_each_other():
+    assert on_threads(3, in_parts_again) == [[3.0, 6.0, 9.0]] * 3
+
+
 def test_tiers_of_twins():
     assert on_threads(4, in_parts) == [(2.0, 0, 2), (4.0, 0, 2), (2.0, 1, 2), (4.0, 1, 2)]

@@ -219,6 +219,8 @@ def one_is_wrong(group):
             wrong = {**good, "velocities": good["residuals"]}
             with pytest.raises(RequestError) as caught:
                 wrapped.load_sparse_state_dict(wrong if group.rank() == 1 else good)
+            with pytest.raises(RequestError):
+                wrapped.load_sparse_state_dict(None if group.rank() == 1 else good)
         for step in (1, 2):
             take_step(wrapped, optimizer, step, group.rank())
         ends.append([*model.parameters()])

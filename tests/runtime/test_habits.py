@@ -32,20 +32,12 @@ TOGETHER, AT_ONCE = 8, 2
 # In every run of the tests; the others in `make test-long`.
 ALWAYS = {
     "plain_model",
-    "accumulates_unevenly",
     "parameters_without_elements",
-    "scripted_model",
     "exports_its_model",
-    "other_first_bucket",
     "adversarial_with_freezing",
     "order_of_heads_changes",
-    "unfreezes_a_layer",
-    "reentrant_checkpoints_of_a_static_graph",
     "leaves_a_micro_batch_over",
     "evaluates_with_gradients_before_a_barrier",
-    "looks_at_saliency",
-    "validates_forces",
-    "synchronises_after_forward",
     "two_backward_passes_inside_forward",
 }
 

@@ -28,7 +28,7 @@ def probed(group, kind, step_s, options):
     asked = []
     instruments = wrapped._driver._instruments
     begin = instruments.probing
-    instruments.probing = lambda command: asked.append(command) or begin(command)
+    instruments.probing = lambda command, name: asked.append(command) or begin(command, name)
     for step in range(300):
         if wrapped.findings().stage == "settled":
             break

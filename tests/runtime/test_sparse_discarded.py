@@ -149,7 +149,7 @@ def same_as_without(group, whose):
     return found
 
 
-@pytest.mark.parametrize("whose", ["ours", "torch's"])
+@pytest.mark.parametrize("whose", ["ours", pytest.param("torch's", marks=pytest.mark.long)])
 def test_a_discarded_pass_leaves_every_bit(tmp_path, whose):
     """Of weights, residuals and velocities, and of the state after the last pass."""
     results = on_processes(2, same_as_without, whose, scratch=tmp_path)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from on_paper import TASKS, Owner, owner, times_s
+from on_paper import TASKS, Owner, density_at, owner, times_s
 
 from gradweave import Link, Network, Recipe
 from gradweave._src.costs import flat
@@ -155,6 +155,20 @@ def test_a_failure_ends_planning_and_not_training(data, fails_at):
         assert driven.installed == driven.session.findings.plan
     else:
         assert driven.installed is SimpleBuckets.ORIGINAL
+
+
+def test_what_was_planned_for_a_warm_up_is_not_kept_when_planning_fails(small_trace, caplog):
+    """It is for a density that will not come again."""
+    driven = Owner(Session(PlanningTask(workers=4, compression_at=density_at)), small_trace, None)
+    driven.draw = lambda strategy: 1.0 if strategy is times_s else Recorded(small_trace)
+    command = driven.session.begin()
+    while driven.session.findings.stage is not Stage.WARMING_UP or isinstance(command, Install):
+        command = driven.session.reply(driven.told(command))
+    assert isinstance(driven.installed, Plan)
+    command = driven.session.reply(Failed("a rank has failed"))
+    assert command.buckets is SimpleBuckets.ORIGINAL
+    assert (driven.session.findings.plan, driven.session.findings.stage) == (None, Stage.SETTLED)
+    assert "a rank has failed" in caplog.messages[-1]
 
 
 def test_what_was_not_begun_installs_nothing(caplog):

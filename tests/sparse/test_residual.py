@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradweave._src.errors import RequestError
-from gradweave._src.sparse.residual import Carried, carried_type, redistribute
+from gradweave._src.sparse.residual import Carried, carried_type, share_of
 
 SIZES = {"a": 2, "b": 3, "c": 1}
 
@@ -190,15 +190,14 @@ def test_for_another_number_of_ranks_sums_stay(old, new):
         state = carried()
         step(state, ["a", "b"], float(rank + 1))
         states.append(through_a_file(state.state_dict()))
-    spread = redistribute(states, new)
-    assert len(spread) == new
+    spread = [share_of(states, rank, new) for rank in range(new)]
     loaded = [carried() for _ in range(new)]
     for state, one in zip(loaded, spread, strict=True):
         state.load_state_dict(one)
     total = sum(range(1, old + 1))
     assert sum(state.value("a") for state in loaded).tolist() == [total] * 2
     assert sum(state.value("c") for state in loaded).tolist() == [0]
-    means = redistribute(states, new, mean=True)
+    means = [share_of(states, rank, new, mean=True) for rank in range(new)]
     mean = sum(one["values"]["b"] for one in means if one["values"]) / new
     assert mean.tolist() == pytest.approx([total / old] * 3)
 
@@ -207,4 +206,4 @@ def test_states_of_different_steps_are_refused():
     scaled = carried()
     scaled.follow_scale(2.0)
     with pytest.raises(RequestError, match=r"one loss scale, got \[1.0, 2.0\]"):
-        redistribute([carried().state_dict(), scaled.state_dict()], 3)
+        share_of([carried().state_dict(), scaled.state_dict()], 0, 3)

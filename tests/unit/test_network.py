@@ -3,7 +3,9 @@ import pytest
 from msgspec.structs import replace
 
 from gradweave import CollectiveCost, Compression, Network, UnknownCost, load_network
+from gradweave._src.compression import compression_of
 from gradweave._src.costs import FREE, Curve, Line, Link, flat
+from gradweave._src.travel import Travel
 
 FITTED = Network(
     name="fitted",
@@ -215,6 +217,20 @@ def test_idle_prices_must_have_been_measured():
     network = Network(name="busy", source="made up", costs=(entry("compute", 3.0, 0.7),))
     with pytest.raises(UnknownCost, match="'busy' was measured beside compute only"):
         network.beside_nothing()
+
+
+@pytest.mark.parametrize(
+    ("compression", "before", "measured"), [("bf16", 0.5, 0.25), ("gtopk:0.01", 0.0, 0.25)]
+)
+def test_a_compressed_message_has_a_latency_of_its_own(compression, before, measured):
+    """A sparse exchange is another algorithm: what dense messages pay says nothing about it."""
+    compression = compression_of(compression)
+    dense = entry("nothing", 1.0, 0.5)
+    name = str(Travel("native", compression))
+    own = replace(dense, collective=name, latency_s=0.25)
+    for costs, expected in (((dense,), before), ((dense, own), measured)):
+        network = Network(name="calibrated", source="made up", costs=costs)
+        assert network.latency_s("native", workers=4, compression=compression) == expected
 
 
 def test_formulas_know_no_latency(linked_network):

@@ -22,6 +22,7 @@ from gradweave import (
     load_trace,
     simulate,
 )
+from gradweave._src.compression import compression_of
 from gradweave._src.plan import merge
 from gradweave._src.planning import PLANNERS, make_plan
 from gradweave._src.simulation import Case, Jitter, cases, run
@@ -411,3 +412,28 @@ def test_copies_that_take_no_time_and_one_worker_change_nothing(trace, line, pla
     assert free == simulate(trace, plan, network, workers=2)
     alone = simulate(trace, plan, network, workers=1)
     assert simulate(trace, plan, network, workers=1, copy_s_per_byte=0.1) == alone
+
+
+def test_rounded_messages_go_by_a_schedule_of_ours_unless_they_are_told(
+    small_trace, linked_network
+):
+    """gloo's own cannot round, and is what the network was measured with."""
+    native = CollectiveCost(
+        operation="all-reduce",
+        collective="native",
+        workers=4,
+        cost=Line(startup_s=0.1, s_per_byte=0.001),
+    )
+    network = replace(linked_network, costs=(native,))
+    bf16 = compression_of("bf16")
+    for compression, expected in ((None, "native"), (bf16, "ring")):
+        (case,) = cases(
+            [small_trace],
+            [network],
+            workers=[4],
+            planners=["single"],
+            collectives=[None],
+            compression=compression,
+        )
+        planned = make_plan(small_trace, network, workers=4, compression=compression)
+        assert {case.collective, planned.buckets[0].collective} == {expected}

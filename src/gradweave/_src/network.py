@@ -248,9 +248,11 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ) -> float:
         """Return how much later a message has arrived than the next could leave."""
         entry = self._entries(operation, collective).get(workers)
-        if compression is not None and compression.rounding is not None:
-            rounded = self._entries(operation, str(Travel(collective, compression)))
-            entry = rounded.get(workers, entry)
+        if compression is not None:
+            # A sparse exchange is another algorithm, whose own start-up has all of it.
+            otherwise = None if compression.rounding is None else entry
+            compressed = self._entries(operation, str(Travel(collective, compression)))
+            entry = compressed.get(workers, otherwise)
         return 0.0 if entry is None else entry.latency_s
 
     @property

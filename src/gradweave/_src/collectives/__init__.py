@@ -138,7 +138,10 @@ def _tiers_of(
 
 
 def _tiers_for(factors: Sequence[int], nbytes: int, link: Link) -> list[blueconnect.Tier]:
-    """Choose halving where its fewer rounds matter, else the ring, whose connections stay busy."""
+    """Choose halving for powers of two whose fewer rounds matter, else the ring.
+
+    A ring's connections stay busy, and are up to speed.
+    """
     chosen, part_bytes = [], nbytes
     for size in factors:
         spared_s = (size - 1 - rounds(size)) * link.latency_s

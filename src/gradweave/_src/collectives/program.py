@@ -47,17 +47,21 @@ class Program:
     receives: tuple[int, ...]  # which of the steps receive
     waiting_for: tuple[tuple[int, ...], ...]  # per step, the sends that need it
     block_by_block: bool  # no step of any rank takes several blocks
+    most_steps: int  # of any rank
     sums_copies: bool  # some sums are made on several ranks at once, from the same parts
 
 
 def program(schedule: Schedule, rank: int) -> Program:
     writing = _Writing(schedule.blocks)
     block_by_block, sums_copies = True, False
+    steps_of = np.zeros(schedule.ranks, dtype=np.int64)
     for number in range(schedule.rounds):
         one = schedule.round(number)
         # Of all ranks, because all must cut the message alike.
         block_by_block &= bool((one.last - one.first == 1).all())
         sums_copies |= _swaps(one)
+        for ends in (one.source, one.target):
+            steps_of += np.bincount(ends, minlength=schedule.ranks)
         # What is sent was there before the round, so sends come first.
         for place in np.flatnonzero(one.source == rank):
             writing.send(number, one, place)
@@ -75,6 +79,7 @@ def program(schedule: Schedule, rank: int) -> Program:
         receives=tuple(i for i, step in enumerate(steps) if step.kind is not Kind.SEND),
         waiting_for=tuple(tuple(sends) for sends in waiting),
         block_by_block=block_by_block,
+        most_steps=int(steps_of.max()),
         sums_copies=sums_copies,
     )
 

@@ -56,7 +56,9 @@ def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
             return None
         if is_listed(group):
             return _listed(group, ranks, backend=None)
-        return _unlisted(group, f"gradweave part {ranks}", ranks)
+        had = _had.setdefault(group, Counter())
+        had[str(ranks)] += 1  # ranks that have met once would find their old addresses
+        return _unlisted(group, f"gradweave part {ranks}, {had[str(ranks)]}", ranks)
 
     return make
 

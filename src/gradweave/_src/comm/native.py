@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -72,7 +73,7 @@ def all_gather(message: torch.Tensor, group: dist.ProcessGroup, root: int) -> No
 
 
 def _blocks(message: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    sizes = torch.as_tensor(block_edges(message.numel(), group.size())).diff().tolist()
+    sizes = np.diff(block_edges(message.numel(), group.size())).tolist()
     return list(torch.split(message, sizes))
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
+from threading import Thread
 
 import torch.distributed as dist
 
@@ -55,7 +56,11 @@ class OwnGroup:
         """End the thread when everything that was submitted is over, then drop the group.
 
         Both stay where a message is still under way after a while: its peer may never answer.
+        Garbage collection may call this on the very thread that is to end; then another one waits.
         """
+        if self._thread is not None and self._thread.is_this_thread():
+            Thread(target=self.close, name="gradweave closing").start()
+            return
         if self._thread is not None:
             if not self._thread.close(ENDED_WITHIN_S):
                 logger.warning("messages are still under way; their thread and group stay")

@@ -74,13 +74,16 @@ class Slice:
 
 
 def slices_for(nbytes: int, program: Program, *, owned: bool) -> int:
-    """Return how many slices pay. ``owned`` says that it matters which part is which block."""
+    """Return how many slices pay, the same number on every rank.
+
+    ``owned`` says that it matters which part is which block.
+    """
     if owned and not program.block_by_block:
         return 1
     block_bytes = nbytes // program.blocks
     wanted = min(MOST_AT_ONCE, block_bytes // LEAST_SLICE_BYTES)
     needed = ceil(block_bytes / MOST_SLICE_BYTES)
-    return max(1, min(max(wanted, needed), MESSAGES // (1 + len(program.steps))))
+    return max(1, min(max(wanted, needed), MESSAGES // (1 + program.most_steps)))
 
 
 def cut(

@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 
 from gradweave._src.device_order import Order, read_after
+from gradweave._src.torch_internals import HOST
 
 ALIGNED_BYTES = 8  # whatever is put behind each other begins at a multiple of the largest number
 
@@ -26,7 +27,7 @@ class HostCopy:
         self._arrived: torch.Event | None = None
         self._tensor = tensor.detach()
         if tensor.device.type != "cpu":
-            there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            there = torch.empty(tensor.shape, dtype=tensor.dtype, device=HOST, pin_memory=True)
             self._tensor = there.copy_(tensor.detach(), non_blocking=True)
             self._arrived = torch.Event(tensor.device)
             self._arrived.record()
@@ -48,7 +49,7 @@ def upload(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.
         return list(tensors)
     room = (-(-tensor.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES for tensor in tensors)
     starts = list(accumulate(room, initial=0))
-    here = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=True)
+    here = torch.empty(starts[-1], dtype=torch.uint8, device=HOST, pin_memory=True)
     there = torch.empty(starts[-1], dtype=torch.uint8, device=device)
     for tensor, part in zip(tensors, _parts(here, starts, tensors), strict=True):
         part.copy_(tensor)

@@ -44,12 +44,6 @@ def best_tier(workers: int) -> Tier:
     return HALVING if workers & (workers - 1) == 0 else RING
 
 
-def one_level(links: Links, workers: int) -> Line:
-    """Price one ring over everybody, as slow as its slowest link (Eqs. 5 and 6)."""
-    link = links.slowest(workers)
-    return ring_reduce_scatter(link, workers).plus(ring_all_gather(link, workers))
-
-
 def two_level(links: Links, workers: int) -> Line:
     """Price a reduce to one master per innermost group, their all-reduce and a broadcast (Eq. 7).
 
@@ -57,7 +51,7 @@ def two_level(links: Links, workers: int) -> Line:
     """
     factors = links.factors(workers)
     if factors is None or factors[0] == workers:
-        return one_level(links, workers)
+        return _there_and_back(RING, links.slowest(workers), workers, "all-reduce")  # Eqs. 5, 6
     local, inner = factors[0], links.levels[0].link
     gather = doubling_all_gather(inner, local).plus(ring_all_gather(inner, local))  # Eq. 4
     reduce = doubling_all_gather(inner, local).plus(ring_reduce_scatter(inner, local))

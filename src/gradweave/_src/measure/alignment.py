@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from gradweave._src.comm.small_messages import for_texts
+from gradweave._src.torch_internals import HOST
 
 ROUND_TRIPS = 8
 
@@ -25,7 +26,7 @@ def clock_offset_s(
         return best[1]
     for rank in range(1, group.size()):
         for _ in range(ROUND_TRIPS):
-            message = torch.zeros(1, dtype=torch.float64)
+            message = torch.zeros(1, dtype=torch.float64, device=HOST)
             group.recv([message], rank, 0).wait()
             message.fill_(now_s())
             group.send([message], rank, 0).wait()
@@ -34,7 +35,7 @@ def clock_offset_s(
 
 def _asked(group: dist.ProcessGroup, now_s: Callable[[], float]) -> tuple[float, float]:
     """Return how long a round trip to rank 0 took, and the offset by it."""
-    message = torch.zeros(1, dtype=torch.float64)
+    message = torch.zeros(1, dtype=torch.float64, device=HOST)
     sent_s = now_s()
     group.send([message], 0, 0).wait()
     group.recv([message], 0, 0).wait()

@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
 from torch.utils.hooks import unserializable_hook
 
 from gradweave._src.clocks import Clock, clock_for, have_passed
-from gradweave._src.comm.small_messages import gather_long_text
+from gradweave._src.comm.small_messages import first_to_say, gather_long_text
 from gradweave._src.errors import RequestError
 from gradweave._src.torch_internals import all_requiring_grad, remove_gradient_hook
 from gradweave._src.trace import Tensor, Trace
@@ -275,6 +275,21 @@ def rank_times(observed: list[Iteration], parameters: Iterable[str]) -> RankTime
     )
 
 
+def _times_of_all(
+    observed: list[Iteration], parameters: Iterable[str], group: dist.ProcessGroup
+) -> RankTimes:
+    """Return the slowest rank's; where one has none, all raise what it says."""
+    text = why = ""
+    try:
+        text = msgspec.json.encode(rank_times(observed, parameters)).decode()
+    except RequestError as error:
+        why = str(error)
+    if said := first_to_say(group, why):
+        raise RequestError(said)
+    everyone = gather_long_text(group, text)
+    return slowest_rank([msgspec.json.decode(one, type=RankTimes) for one in everyone])
+
+
 def slowest_rank(ranks: list[RankTimes]) -> RankTimes:
     """Return each moment as it was on the rank where it came last."""
     first = ranks[0]
@@ -327,11 +342,10 @@ def _recording(
     batch_size: int,
     group: dist.ProcessGroup | None,
 ) -> Recording:
-    times = rank_times(observed, parameters)
-    if group is not None:
-        text = msgspec.json.encode(times).decode()
-        said = gather_long_text(group, text)
-        times = slowest_rank([msgspec.json.decode(one, type=RankTimes) for one in said])
+    if group is None:
+        times = rank_times(observed, parameters)
+    else:
+        times = _times_of_all(observed, parameters, group)
     orders = [tuple(one.ready_s) for one in observed]
     return Recording(
         trace=trace_of(

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from gradweave._src.comm.small_messages import for_texts, gather_long_text, largest
 from gradweave._src.session.link_times import Transfer, s_per_byte
 from gradweave._src.session.slow_ranks import LEAST_LINKS, PARTS
+from gradweave._src.torch_internals import HOST
 from gradweave._src.vocabulary import MIB
 
 # A burst is so many messages, and so long: buffers on the way, such as a shaper's, hold a
@@ -22,8 +23,6 @@ LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES = 32 * 1024, 4 * MIB
 MOST_PEERS = 4
 # Each part of the answer has so many bursts to each: a busy host spoils one now and then.
 BURSTS = 3
-
-HOST = torch.device("cpu")
 
 
 def link_transfers(
@@ -86,8 +85,8 @@ class _Bursts:
     def burst(self, distance: int, nbytes: int, *, part: int) -> list[Transfer]:
         """Let all hosts send to the one so far away, and return what this rank has received."""
         rank, firsts = self._group.rank(), self._firsts
-        received = [torch.empty(nbytes, dtype=torch.uint8) for _ in range(MESSAGES)]
-        message = torch.zeros(nbytes, dtype=torch.uint8)
+        received = [torch.empty(nbytes, dtype=torch.uint8, device=HOST) for _ in range(MESSAGES)]
+        message = torch.zeros(nbytes, dtype=torch.uint8, device=HOST)
         self._group.barrier().wait()  # nothing of the burst before is on its way
         if rank not in firsts:
             return []

@@ -222,8 +222,7 @@ def make_plan(
     if passes not in OPERATIONS:
         raise RequestError(f"no passes {passes!r}{alternatives(passes, OPERATIONS)}")
     share = priced_share(trace, compression)
-    is_rounded = compression is not None and compression.rounding is not None
-    by = collective or (FOR_ROUNDED if is_rounded else network.default_for(*OPERATIONS[passes]))
+    by = collective or default_collective(network, compression=compression, passes=passes)
     known = _costs(network, by, workers=workers, compression=compression, passes=passes)
     costs = [at_share(cost, share) for cost in known]
     return merge(
@@ -235,6 +234,15 @@ def make_plan(
         overlap=parse_spec(planner).name not in WITHOUT_OVERLAP,
         passes=passes,
     )
+
+
+def default_collective(
+    network: Network, *, compression: Compression | None = None, passes: Passes = "backward"
+) -> str:
+    """Return by what messages travel where nobody has said: only schedules of ours can round."""
+    if compression is not None and compression.rounding is not None:
+        return FOR_ROUNDED
+    return network.default_for(*OPERATIONS[passes])
 
 
 def is_compressible(trace: Trace) -> bool:

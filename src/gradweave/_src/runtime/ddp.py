@@ -463,7 +463,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         if self.require_backward_grad_sync or not self.static_graph:
             self._end_step()
         if self._driver is not None:
-            self._driver.forward_begins(batch_size(inputs))
+            self._driver.forward_begins(lambda: batch_size(inputs))
 
     def _end_step(self) -> None:
         driver = self._driver

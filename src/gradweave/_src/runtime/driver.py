@@ -101,11 +101,11 @@ class Driver:
         """How many steps there were since the first."""
         return max(0, self._steps - 1)
 
-    def forward_begins(self, batch_size: int) -> None:
+    def forward_begins(self, batch_size: Callable[[], int]) -> None:
         """Note that a pass with gradients begins; not every one of them becomes a step."""
         if self._activity is not None:
             with self._stage_range():
-                self._guarded(lambda activity: activity.forward_begins(batch_size))
+                self._guarded(lambda activity: activity.forward_begins(batch_size()))
 
     def step_over(self) -> None:
         """Take one step of planning after a synchronised backward pass, when all have had as many.
@@ -185,8 +185,8 @@ class Driver:
                     steps=self._announcements.heard_after - 1,
                     elapsed_s=self._now_s() - self._began_s,
                 )
+                self._has_announced = True  # before: whoever gets no answer may have been heard
                 self._announcements.announce(msgspec.json.encode(told).decode())
-                self._has_announced = True
 
     def _agreed(self, parts: Mapping[int, Part]) -> Reply:
         failed = [(rank, part) for rank, part in parts.items() if isinstance(part, Failed)]
@@ -202,7 +202,8 @@ class Driver:
     def _abandon(self, error: Exception) -> None:
         """Give up where others cannot be heard; raise where they may go on without this rank."""
         where = f"rank {self._board.rank}, step {self._steps + 1}"
-        if self._has_said and self._board.rank != 0:
+        may_go_on = self._has_announced if self._board.rank == 0 else self._has_said
+        if may_go_on:
             failure = CollectiveError(
                 f"{where}: the store of the process group cannot be reached, and other ranks may "
                 f"change their buckets: {error}; start again, or give a plan"
@@ -228,7 +229,8 @@ class Driver:
         heard = None if text is None else msgspec.json.decode(text, type=Told | Round)
         if not isinstance(heard, Told):
             return None  # others may go on with probing
-        self._board.forget(self._topic)  # rank 0 has read it before it announced anything
+        with suppress(RuntimeError, OSError):  # of the store: others have heard it as well by now
+            self._board.forget(self._topic)  # rank 0 has read it before it announced anything
         return heard
 
     def _next(self, told: Told | Reply) -> None:
@@ -258,7 +260,7 @@ class Driver:
             return self._activity_for(command)
         except Exception as error:  # noqa: BLE001 training goes on, and the session is told
             with suppress(RuntimeError, OSError):  # of the store: saying so will fail as well
-                self._instruments.refuse(command)
+                self._instruments.refuse(command, self._topic, str(error))
             return Broken(error)
 
     def _activity_for(self, command: Command) -> Activity:
@@ -266,7 +268,7 @@ class Driver:
             case Record():
                 return self._instruments.survey(command.steps)
             case Probe():
-                return self._instruments.probing(command)
+                return self._instruments.probing(command, self._topic)
             case PriceCompression():
                 return self._instruments.pricing(command)
             case TimeSteps():

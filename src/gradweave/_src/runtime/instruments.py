@@ -60,7 +60,6 @@ class Instruments:
         self._keeps_declared_order = keeps_declared_order
         self._sparse, self._sending = sparse, sending
         self._on_recording = on_recording
-        self._probes = 0
 
     def survey(self, steps: int) -> Survey:
         widths = {parameter.element_size() for parameter in self._parameters.values()}
@@ -77,8 +76,8 @@ class Instruments:
             close=lambda: self._on_recording(False),  # noqa: FBT003
         )
 
-    def probing(self, command: Probe) -> Activity:
-        name = self._name_of_next_probe()
+    def probing(self, command: Probe, name: str) -> Activity:
+        """Begin a probe by a name that all ranks give it, and that no other has."""
         if self._device.type == "cpu":
             return Probing(command, self._own_groups, self.announcements.board.turns(name))
         return QueuedProbing(
@@ -90,24 +89,24 @@ class Instruments:
             name=name,
         )
 
-    def refuse(self, command: Command) -> None:
-        """Carry out nothing of it, and let nobody wait for this rank."""
-        if not isinstance(command, Probe):
-            return
-        name = self._name_of_next_probe()
-        if self._device.type == "cpu":
-            self.announcements.board.turns(name).refuse()
-        else:
-            refuse_first_round(self.announcements, name)
+    def refuse(self, command: Command, name: str, why: str) -> None:
+        """Carry out nothing of a command, and let nobody wait for this rank.
 
-    def _name_of_next_probe(self) -> str:
-        self._probes += 1
-        return f"probe {self._probes}"
+        ``name`` is that of the command, as ``probing`` is given it.
+        """
+        match command:
+            case PriceCompression():
+                self.pricing(command, why_not=why)
+            case Probe() if self._device.type == "cpu":
+                self.announcements.board.refuse_turns(name)
+            case Probe():
+                refuse_first_round(self.announcements, name)
 
-    def pricing(self, command: PriceCompression) -> "Pricing":
+    def pricing(self, command: PriceCompression, *, why_not: str = "") -> "Pricing":
+        """Begin to price compression, or tell all ranks why this one cannot."""
         assert self._sparse is not None
         assert self._sending is not None
-        return Pricing(command, self._parameters, self._sparse, self._sending)
+        return Pricing(command, self._parameters, self._sparse, self._sending, why_not=why_not)
 
     def training_step(self) -> int:
         """Return the number of the step that comes next, as warm-ups count them."""
@@ -121,7 +120,10 @@ class Instruments:
 
 
 class Pricing(Activity):
-    """Measures what compression costs here, where messages travel, between two of them."""
+    """Measures what compression costs here, where messages travel, between two of them.
+
+    All ranks take part: one that cannot says ``why_not``, and then none of them measures.
+    """
 
     def __init__(
         self,
@@ -129,8 +131,11 @@ class Pricing(Activity):
         parameters: dict[str, nn.Parameter],
         sparse: SparseTraining,
         sending: OwnGroup,
+        *,
+        why_not: str,
     ) -> None:
         self._compression, self._parameters, self._sparse = command.compression, parameters, sparse
+        self._why_not = why_not
         self._found: CompressionPrice | Failed | None = None
         sending.thread().submit_task(self._run, torch.empty(0))
 
@@ -146,11 +151,12 @@ class Pricing(Activity):
         density, settings = self._compression.density, self._sparse.settings
         numel = sum(parameter.numel() for parameter in self._parameters.values())
         like = next(iter(self._parameters.values()))
-        why, selection_s = "", 0.0
+        why, selection_s = self._why_not, 0.0
         try:
-            selection_s = selection_s_per_element(
-                numel, like=like, density=density, settings=settings
-            )
+            if not why:
+                selection_s = selection_s_per_element(
+                    numel, like=like, density=density, settings=settings
+                )
         except Exception as error:  # noqa: BLE001 others are told first, who would wait for it
             why = str(error) or type(error).__name__
         exchanger = self._sparse.sparsifier.exchanger

@@ -159,8 +159,13 @@ class Noticeboard:
             raise RuntimeError(str(error)) from None
 
     def turns(self, name: str) -> "Turns":
-        """Return the turns of this name, which every rank must make."""
-        return Turns(self._store, name, rank=self.rank, ranks=self.ranks)
+        """Return the turns of this name, which every rank must make, or refuse."""
+        return self._asked(lambda: Turns(self._store, name, rank=self.rank, ranks=self.ranks))
+
+    def refuse_turns(self, name: str) -> None:
+        """Refuse the turns of this name for this rank, and so for all ranks."""
+        turns = self.turns(name)
+        self._asked(turns.refuse)
 
 
 class Ended(Exception):

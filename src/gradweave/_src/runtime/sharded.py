@@ -235,7 +235,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             self._news.forward_begins()
         self._engine.begin_forward(is_synchronised=is_synchronised, is_timed=is_timed)
         if self._driver is not None and torch.is_grad_enabled() and is_timed:
-            self._driver.forward_begins(batch_size((inputs, kwargs)))
+            self._driver.forward_begins(lambda: batch_size((inputs, kwargs)))
         if is_synchronised and self.broadcast_buffers:
             self._broadcast_buffers()
         output = self._engine.call(*inputs, **kwargs)

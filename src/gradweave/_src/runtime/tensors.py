@@ -22,5 +22,5 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from tensors_in(part)
-    elif is_dataclass(value):
-        yield from tensors_in([getattr(value, field.name) for field in fields(value)])
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in([getattr(value, field.name, None) for field in fields(value)])

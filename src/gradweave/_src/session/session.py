@@ -110,8 +110,6 @@ class Session:
         """
         if self.is_over:
             return None
-        if self.findings.stage is Stage.SETTLED:
-            self._say(logging.WARNING, f"no more planning again: {why}")
         return self._end(why)
 
     def abandon(self, why: str) -> None:
@@ -147,8 +145,8 @@ class Session:
     def _end(self, why: str) -> Command | None:
         self._close_course()
         found = self.findings
-        if found.plan is not None:
-            self._known.note(stage=Stage.SETTLED)
+        if found.plan is not None and found.stage is Stage.SETTLED:
+            self._say(logging.WARNING, f"no more planning again: {why}")
             return None
         if found.is_whole:
             self._known.note(stage=Stage.SETTLED, note=why)

@@ -11,7 +11,7 @@ from gradweave._src.compression import Compression
 from gradweave._src.errors import RequestError
 from gradweave._src.network import Network
 from gradweave._src.plan import Plan
-from gradweave._src.planning import OPERATIONS, make_plan, priced_share
+from gradweave._src.planning import OPERATIONS, default_collective, make_plan, priced_share
 from gradweave._src.simulation.failures import Failures, Survival, survival
 from gradweave._src.simulation.iteration import simulate
 from gradweave._src.simulation.jitter import Jitter, slowest
@@ -95,7 +95,8 @@ def cases(
             network=network,
             workers=count,
             planner=planner,
-            collective=collective or network.default_for(*OPERATIONS[kind]),
+            collective=collective
+            or default_collective(network, compression=compression, passes=kind),
             compression=compression,
             passes=kind,
         )

@@ -2,7 +2,7 @@
 
 from gradweave._src.sparse.exchange import EXCHANGES, Exchanged
 from gradweave._src.sparse.exchanger import Exchanger
-from gradweave._src.sparse.residual import Carried, redistribute
+from gradweave._src.sparse.residual import Carried
 from gradweave._src.sparse.select import SELECTIONS, compile_kernels
 from gradweave._src.sparse.step import Sparsifier
 from gradweave._src.sparse.warmup import Densities, MomentumCorrection, clip_local_norm
@@ -18,5 +18,4 @@ __all__ = [
     "Sparsifier",
     "clip_local_norm",
     "compile_kernels",
-    "redistribute",
 ]

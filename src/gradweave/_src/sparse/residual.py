@@ -246,21 +246,14 @@ class Carried:
             raise RequestError("a step is open; commit it or roll it back first")
 
 
-def redistribute(
-    states: Sequence[Mapping[str, Any]], ranks: int, *, mean: bool = False
-) -> list[dict[str, Any]]:
-    """Return the states for another number of ranks, whose sums over the ranks stay the same.
+def share_of(
+    states: Sequence[Mapping[str, Any]], rank: int, ranks: int, *, mean: bool = False
+) -> dict[str, Any]:
+    """Return a rank's state of another number of ranks, whose sums over the ranks stay the same.
 
     Rank r takes over those of the old ranks r, r + ranks, r + 2 ranks, …; additional ranks start
     from zero. With ``mean``, for velocities, means over the ranks stay instead.
     """
-    return [share_of(states, rank, ranks, mean=mean) for rank in range(ranks)]
-
-
-def share_of(
-    states: Sequence[Mapping[str, Any]], rank: int, ranks: int, *, mean: bool = False
-) -> dict[str, Any]:
-    """Return what ``redistribute`` gives to one of the ranks."""
     scales = {state["scale"] for state in states}
     if len(scales) != 1:
         raise RequestError(f"states of one step have one loss scale, got {sorted(scales)}")

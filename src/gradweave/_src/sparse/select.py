@@ -28,6 +28,7 @@ from gradweave._src.sparse.vectors import (
     part_largest,
     radix_passes,
 )
+from gradweave._src.torch_internals import HOST
 from gradweave._src.vocabulary import alternatives
 
 Select = Callable[[Flat, torch.Tensor, int], SparseVector]
@@ -160,9 +161,10 @@ def compile_kernels(gradient: torch.dtype) -> None:
     """
     if kernels():
         kind = carried_type(gradient)
-        flat = Flat((), torch.zeros(2, dtype=kind), torch.zeros(2, dtype=kind))
-        one = select(flat, torch.tensor([1, 0], dtype=gradient), k=1, method="radix")
-        other = select(flat, torch.tensor([0, 1], dtype=gradient), k=1, method="radix")
+        kept, pending = (torch.zeros(2, dtype=kind, device=HOST) for _ in range(2))
+        first, second = torch.eye(2, dtype=gradient, device=HOST)
+        one = select(Flat((), kept, pending), first, k=1, method="radix")
+        other = select(Flat((), kept, pending), second, k=1, method="radix")
         part_by(one, part_largest(add(one, other), 1).outside.indices)
 
 

@@ -21,6 +21,7 @@ from gradweave._src.sparse.settings import Sparse
 from gradweave._src.sparse.step import Sparsifier
 from gradweave._src.sparse.vectors import SparseVector, elements_kept
 from gradweave._src.sparse.warmup import MomentumCorrection, clip_local_norm
+from gradweave._src.torch_internals import HOST
 
 BASELINE = "torch-topk"
 
@@ -61,9 +62,9 @@ def time_selections(
         find_selection(method)
     k = elements_kept(numel, density)
     compile_kernels(torch.float32)
-    generator = torch.Generator().manual_seed(0)
-    kept, gradient = (torch.randn(numel, generator=generator) for _ in range(2))
-    flat = Flat((), kept, torch.zeros(numel))
+    generator = torch.Generator(HOST).manual_seed(0)
+    kept, gradient = (torch.randn(numel, generator=generator, device=HOST) for _ in range(2))
+    flat = Flat((), kept, torch.zeros_like(kept))
     exact: dict[str, bool] = {}
     times: dict[str, list[float]] = {method: [] for method in methods}
     with _threads(threads):
@@ -99,8 +100,8 @@ def selection_s_per_element(
     numel = max(1, min(numel, MOST_TIMED))
     kind = carried_type(like.dtype)
     kept, pending = (torch.zeros(numel, dtype=kind, device=like.device) for _ in range(2))
-    own = torch.Generator().manual_seed(0)  # training goes on drawing from torch's
-    gradient = torch.randn(numel, generator=own).to(like.device, like.dtype)
+    own = torch.Generator(HOST).manual_seed(0)  # training goes on drawing from torch's
+    gradient = torch.randn(numel, generator=own, device=HOST).to(like.device, like.dtype)
     applied = torch.empty_like(gradient)
     k, method = elements_kept(numel, density), settings.selection or default_selection(like.device)
     velocities = None
@@ -126,15 +127,17 @@ def exchange_cost(
     """Measure what a message takes beside selecting, over the bytes of the dense message.
 
     The slowest rank counts; call it on every rank. With ``numel``, the elements of a model, no
-    message here has more bytes than half of it.
+    vector that is sent here has more bytes than half of it.
     """
     ranks, rank = exchanger.group.size(), exchanger.group.rank()
-    probe = {"probe": torch.zeros(LEAST_PROBED)}
+    probe = {"probe": torch.zeros(LEAST_PROBED, device=HOST)}
     sparsifier = Sparsifier(exchanger, probe, exchange=exchange, selection=BASELINE)
 
     def small() -> None:
         """Do everything that is done for a bucket."""
-        sparsifier.reduce(["probe"], torch.ones(LEAST_PROBED), density=1 / LEAST_PROBED)
+        sparsifier.reduce(
+            ["probe"], torch.ones(LEAST_PROBED, device=HOST), density=1 / LEAST_PROBED
+        )
         sparsifier.rollback()
 
     def of_many(k: int) -> None:

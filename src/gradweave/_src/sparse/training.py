@@ -17,9 +17,7 @@ from gradweave._src.sparse.settings import Sparse
 from gradweave._src.sparse.state_form import SCHEMA, require_state
 from gradweave._src.sparse.step import Sparsifier
 from gradweave._src.sparse.warmup import MomentumCorrection
-from gradweave._src.torch_internals import named_range
-
-HOST = torch.device("cpu")
+from gradweave._src.torch_internals import HOST, named_range
 
 
 class _Known(NamedTuple):
@@ -209,7 +207,8 @@ class SparseTraining:
             self._check(state)
         except RequestError as error:
             complaint = str(error)
-        said = f"{complaint}\n{state.get('step')}"
+        step = None if complaint else state["step"]
+        said = f"{complaint}\n{step}"
         everyone = gather_long_text(self.group, said)
         complaints, steps = zip(*(one.rsplit("\n", 1) for one in everyone), strict=True)
         if complaint:

@@ -46,7 +46,7 @@ class EightBits:
         groups = _in_groups(values)
         largest = groups.abs().amax(1, keepdim=True)
         is_number = largest.isfinite() & (largest >= SMALLEST)
-        factor = torch.where(is_number, LARGEST / largest, 0.0)
+        factor = torch.where(is_number, torch.full_like(largest, LARGEST) / largest, 0.0)
         scale = torch.where(is_number, largest / LARGEST, 0.0)
         is_finite = largest.isfinite()
         rounded = torch.where(is_finite, (groups * factor).round_(), 0.0)

@@ -1,0 +1,21 @@
+"""What numba compiles for sparsified and rounded messages, compiled by one process of many."""
+
+import fcntl
+from pathlib import Path
+from tempfile import gettempdir
+
+import torch
+
+from gradweave._src.comm.rounding import eight_bits
+from gradweave._src.sparse.select import compile_kernels
+
+
+def compile_one_by_one() -> None:
+    """Compile, or load from numba's cache what another process has compiled meanwhile.
+
+    On a fresh checkout all who run tests would compile the same at once.
+    """
+    with Path(gettempdir(), "gradweave-tests-kernels.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        compile_kernels(torch.float32)
+        eight_bits.compile_kernels()
