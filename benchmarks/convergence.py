@@ -175,8 +175,8 @@ EXPERIMENTS = {
     "densities": Experiment(
         title="Densities side by side (the paper's Fig. 12): small CNN, lower learning rate",
         dense=DENSITIES,
-        densities=(0.05, 0.005, 0.001, 0.0005),
-        unmasked_densities=(0.05, 0.005),
+        densities=(0.05, 0.005, 0.0005),
+        unmasked_densities=(0.05,),
         full=replace(DENSITIES, epochs=40, warmup_epochs=4),
     ),
 }

@@ -95,7 +95,7 @@ SPARSE = Experiment(
     traces=(("alexnet", 0.25), ("vgg16", 1.0)),
     forward_s=0.1,
     backward_s=0.2,
-    runtimes=("torch-ddp", "optimal", "topk:0.001", "gtopk:0.001"),
+    runtimes=("torch-ddp", "topk:0.001", "gtopk:0.001"),
     repeats=3,
     iterations=1,
     largest_bytes=8 * MIB,
@@ -199,6 +199,8 @@ EXPERIMENTS += [
         SPARSE,
         name="sparse-resnets",
         title="The same for its other models",
+        runtimes=("torch-ddp", "optimal", "topk:0.001", "gtopk:0.001"),
+        repeats=5,
         traces=(("resnet20", 1.0), ("resnet50", 0.1)),
     ),
     Experiment(
