@@ -101,7 +101,7 @@ def losses_of(model, *, steps):
 def run_as_written(group, sources, folder):
     """The page's Python, with a training where it has none; what is carried out in the end."""
     os.chdir(folder)
-    names = {"model": small_network(), "network": small_network(), "losses_of": losses_of}
+    names = {"model": small_network(), "module": small_network(), "losses_of": losses_of}
     for source in sources:
         training = source.replace("...  # train as ever", "losses = losses_of(model, steps=120)")
         exec(training, names)  # noqa: S102 our own page

@@ -79,6 +79,32 @@ def test_plans_change_under_an_optimizer(name, world):
         assert alive == [False] * 7 + [True]  # old buckets are not kept
 
 
+def replaced(group, twins, keepers):
+    """An optimizer takes another's place on the way; some ranks keep the first one."""
+    plans, kept = [MADE, OTHER], []
+    engine, model = engine_of(group, twins, lambda e: e.install(plans[e.passes % 2]))
+    for part in range(2):
+        optimizer = EVERY["adamw"](engine.shards.by_name.values())
+        for step in batches(group.size(), 8)[4 * part : 4 * part + 4]:
+            optimizer.zero_grad()
+            passed(engine, step)
+            optimizer.step()
+        if group.rank() in keepers:
+            kept.append(optimizer)
+        del optimizer
+        gc.collect()
+    found = weights(engine, model)
+    engine.close()
+    return found
+
+
+def test_an_optimizer_may_go_on_some_ranks_before_it_goes_on_others():
+    expected, *_ = on_ranks(3, replaced, {0, 1, 2})
+    for found in on_ranks(3, replaced, {0}):
+        for key, value in expected.items():
+            assert torch.equal(found[key], value)
+
+
 def not_zeroed(group, twins, plans):
     """Gradients of all passes so far, in each step, and a second update by the same gradients."""
     engine, model = engine_of(group, twins, lambda e: e.install(plans[e.passes % 2]))

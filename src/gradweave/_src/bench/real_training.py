@@ -30,6 +30,9 @@ class RealQuestion(Struct, frozen=True, kw_only=True):
     """
 
     runtimes: tuple[str, ...]
+    keeps_order: bool = (
+        False  # otherwise those that plan come first, and say how many steps it takes
+    )
     model: str  # a name of gradweave._src.workloads.models
     least_steps: int
     batch_size: int  # of each worker

@@ -247,8 +247,10 @@ def _dtype(question: RealQuestion) -> torch.dtype:
 
 
 def answers(question: RealQuestion, group: dist.ProcessGroup) -> Iterator[RealAnswer]:
-    # Whoever needs most steps comes first, so that the others take as many.
-    in_order = sorted(question.runtimes, key=lambda runtime: runtime not in {OURS, SHARDED})
+    in_order = list(question.runtimes)
+    if not question.keeps_order:
+        # Whoever needs most steps comes first, so that the others take as many.
+        in_order.sort(key=lambda runtime: runtime not in {OURS, SHARDED})
     data = Data(question, group, fashion_mnist_subset(train=True))
     steps = question.least_steps
     of_ours: Findings | None = None

@@ -13,7 +13,7 @@ import torch
 from gradweave._src.comm.communicator import Communicator
 from gradweave._src.device_order import Order, keep_for, wait_for_current
 from gradweave._src.errors import CollectiveError
-from gradweave._src.torch_internals import named_range
+from gradweave._src.torch_internals import HOST, named_range
 from gradweave._src.vocabulary import Operation
 
 POLLED_EVERY_S = 0.005
@@ -108,7 +108,7 @@ class CommunicationThread:
     def drain(self, within_s: float) -> None:
         """Wait until everything submitted is over or has failed, at most so long."""
         drained: Done = torch.futures.Future()
-        self._tasks.put(Task(lambda: None, torch.empty(0), drained, stream=None))
+        self._tasks.put(Task(lambda: None, torch.empty(0, device=HOST), drained, stream=None))
         deadline_s = time.monotonic() + within_s
         while self._thread.is_alive() and not drained.done() and time.monotonic() < deadline_s:
             time.sleep(POLLED_EVERY_S)

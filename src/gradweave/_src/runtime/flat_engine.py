@@ -198,7 +198,7 @@ class FlatEngine:
         check_flat_plan(plan, self.parameters)
         self.synchronise()
         new = buckets_without_memory(plan, self.parameters)
-        with self.shards.moving(self._known_optimizers(), self._gather_flat, to=new):
+        with self.shards.moving(self._optimizers_of_all_ranks(), self._gather_flat, to=new):
             self._take_no_more_gradients()
             # Nobody else has the old buckets, whose memory goes as the new ones are filled.
             del self._departures
@@ -302,8 +302,9 @@ class FlatEngine:
         self.shards.give_gradients()
         every = set(self.shards.by_name.values())
         held = set().union(*map(self.shards.of, self._known_optimizers()))
-        # Until optimizers have shown what they hold, there may be others for the rest.
-        self._unstepped = held if self._was_stepped else set(every)
+        # Until optimizers have shown what they hold, there may be others for the rest. An optimizer
+        # that another has replaced may be gone on some ranks only, and all must count steps alike.
+        self._unstepped = held if self._was_stepped and held else set(every)
         self._was_stepped = self._was_gathered = False
         # Who is not updated by an optimizer of torch's may be updated by anything.
         self._is_stale = held != every
@@ -380,6 +381,21 @@ class FlatEngine:
 
     def _known_optimizers(self) -> list[Optimizer]:
         return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
+
+    def _optimizers_of_all_ranks(self) -> list[Optimizer]:
+        """Return the optimizers that are still there on every rank.
+
+        When one goes is each rank's own affair, and what moves for one is sent by all of them.
+        """
+        known = [ref() for ref in self._optimizers]  # in the order of their first steps: all alike
+        if not known:
+            return []
+        there = torch.tensor([float(one is not None) for one in known], device=self._device)
+        self._send_and_wait("all-reduce", there, "native")
+        is_everywhere = (there > self.group.size() - 0.5).tolist()
+        return [
+            one for one, is_ in zip(known, is_everywhere, strict=True) if one is not None and is_
+        ]
 
     def _gather_flat(self, flat: torch.Tensor, collective: str) -> None:
         self._send_and_wait("all-gather", flat, collective)

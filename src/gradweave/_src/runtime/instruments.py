@@ -27,6 +27,7 @@ from gradweave._src.session.commands import (
 )
 from gradweave._src.sparse.timing import exchange_cost, selection_s_per_element
 from gradweave._src.sparse.training import SparseTraining
+from gradweave._src.torch_internals import HOST
 
 
 class Instruments:
@@ -137,7 +138,7 @@ class Pricing(Activity):
         self._compression, self._parameters, self._sparse = command.compression, parameters, sparse
         self._why_not = why_not
         self._found: CompressionPrice | Failed | None = None
-        sending.thread().submit_task(self._run, torch.empty(0))
+        sending.thread().submit_task(self._run, torch.empty(0, device=HOST))
 
     def _run(self) -> None:
         like = next(iter(self._parameters.values()))

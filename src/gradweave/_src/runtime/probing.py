@@ -21,7 +21,7 @@ from gradweave._src.runtime.activity import Activity
 from gradweave._src.runtime.noticeboard import Ended, Turns
 from gradweave._src.session.commands import Failed, Probe, Probed
 from gradweave._src.session.learning import MESSAGES_PER_PROBE, STREAMED, MessageSample
-from gradweave._src.torch_internals import named_range
+from gradweave._src.torch_internals import HOST, named_range
 from gradweave._src.vocabulary import Way
 
 # Each size this often where there is time for it.
@@ -163,7 +163,7 @@ class Probing(Activity):
     def _probed(
         self, communicator: Communicator, lanes: Lanes, way: Way, nbytes: int
     ) -> Iterator[MessageSample]:
-        messages = torch.zeros(STREAMED, max(1, nbytes // 4))
+        messages = torch.zeros(STREAMED, max(1, nbytes // 4), device=HOST)
 
         def timed_s(count: int) -> float:
             started_s = time.perf_counter()

@@ -15,6 +15,7 @@ import torch
 
 from gradweave._src.device_order import Order, keep_for_current
 from gradweave._src.errors import RequestError
+from gradweave._src.torch_internals import HOST
 
 
 @dataclass(slots=True)
@@ -221,7 +222,8 @@ class Carried:
         likes = {(self._likes[name].dtype, self._likes[name].device) for name in names}
         if len(likes) > 1:
             raise RequestError(f"parameters of one bucket are of several kinds: {likes}")
-        kept = torch.cat([self.value(name) for name in names]) if names else torch.empty(0)
+        empty = torch.empty(0, device=HOST)
+        kept = torch.cat([self.value(name) for name in names]) if names else empty
         flat = Flat(names, kept, torch.empty_like(kept))
         # The rest of a bucket that is taken apart is copied, so that its memory can be freed.
         left = {id(self._flats[name]): self._flats[name] for name in names if name in self._flats}

@@ -220,5 +220,5 @@ def _take(flat: Flat, indices: torch.Tensor) -> SparseVector:
 
 
 def _nothing(flat: Flat, *, finite: bool = True) -> SparseVector:
-    kind = torch.empty(0, dtype=flat.kept.dtype).numpy().dtype
+    kind = torch.empty(0, dtype=flat.kept.dtype, device=HOST).numpy().dtype
     return empty(kind, index_type(flat.kept.numel()), finite=finite)

@@ -29,6 +29,7 @@ import torch
 
 from gradweave._src.comm.staging import HostCopy
 from gradweave._src.sparse.vectors import HEADER, NOT_FINITE, SparseVector, index_type, unpack
+from gradweave._src.torch_internals import HOST
 
 # So many elements are sampled at most, or sorted at once where there are no more.
 SAMPLE = 1 << 15
@@ -95,7 +96,7 @@ def _take(
     integers = INTEGERS[total.dtype]
     magnitudes = total.view(integers) & torch.iinfo(integers).max
     chosen = choose(magnitudes, k)
-    infinite = torch.tensor(torch.inf, dtype=total.dtype).view(integers).item()
+    infinite = torch.tensor(torch.inf, dtype=total.dtype, device=HOST).view(integers).item()
     is_finite = magnitudes.max() < infinite
     count = k if chosen.is_right is None else torch.where(chosen.is_right, k, FLOOR_MISSED)
     header = torch.where(is_finite, count, NOT_FINITE).view(1)
@@ -109,7 +110,8 @@ def _take(
     arrived = message.read().numpy()
     if arrived[: HEADER.itemsize].view(HEADER)[0] == FLOOR_MISSED:
         return None
-    return unpack(arrived, *(torch.empty(0, dtype=kind).numpy().dtype for kind in kinds))
+    samples = (torch.empty(0, dtype=kind, device=HOST).numpy() for kind in kinds)
+    return unpack(arrived, *(sample.dtype for sample in samples))
 
 
 def _choose_by_sorting(magnitudes: torch.Tensor, k: int) -> _Chosen:

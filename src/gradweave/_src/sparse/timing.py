@@ -174,7 +174,7 @@ def _is_exact(flat: Flat, gradient: torch.Tensor, chosen: SparseVector, k: int) 
     smallest = values.abs().min()
     ties = torch.nonzero(total.abs() == smallest).view(-1)
     chosen_ties = indices[values.abs() == smallest]
-    others = left.abs().max() if k < len(left) else torch.zeros(())
+    others = left.abs().max() if k < len(left) else left.new_zeros(())
     return (
         torch.equal(values, total[indices])
         and bool(others <= smallest)

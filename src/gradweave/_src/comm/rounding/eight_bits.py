@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gradweave._src.compression import ELEMENTS_PER_SCALE
+from gradweave._src.torch_internals import HOST
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +109,9 @@ def _numbers(scales: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
 
 def compile_kernels() -> None:
     """Compile the loops, or load them from the cache: seconds, better before the first step."""
-    form, values = EightBits(), torch.zeros(1)
-    message = torch.empty(form.nbytes(1), dtype=torch.uint8)
-    for dropped in (None, torch.zeros(1)):
+    form, values = EightBits(), torch.zeros(1, device=HOST)
+    message = torch.empty(form.nbytes(1), dtype=torch.uint8, device=HOST)
+    for dropped in (None, torch.zeros_like(values)):
         form.encode(values, message, dropped=dropped)
     form.decode(message, values)
     form.add(message, values)
