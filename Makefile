@@ -143,7 +143,10 @@ presets: $(INSTALLED)
 # gigabytes, unless it is pointed at a CPU build.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile \
+		--constraint constraints.txt --editable '.[dev]'
+	@# On all cores, where pip takes one; some packages have templates that are no Python.
+	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	touch $@
 
 $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt constraints-integrations.txt

@@ -149,7 +149,7 @@ EXPERIMENTS = {
         title="ResNet-20 on 10,000 images of CIFAR-10",
         dense=RESNET20,
         densities=(0.005, 0.001),
-        lossy_densities=(0.005, 0.001),
+        lossy_densities=(0.001,),
         full=replace(
             RESNET20, crop=None, epochs=140, batch_size=32, learning_rate=0.1, warmup_epochs=4
         ),
@@ -167,7 +167,7 @@ EXPERIMENTS = {
         full_title="VGG-16 on 10,000 images of CIFAR-10",
         dense=VGG16,
         densities=(0.005, 0.001),
-        lossy_densities=(0.005, 0.001),
+        lossy_densities=(0.001,),
         full=replace(
             VGG16, width=64, epochs=140, batch_size=32, learning_rate=0.1, warmup_epochs=4
         ),

@@ -1,6 +1,12 @@
 """gTop-k: exchanging the world's k largest gradients."""
 
-from . import gtopk_efficiency, gtopk_exchange, gtopk_throughput
+from . import (
+    gtopk_convergence,
+    gtopk_efficiency,
+    gtopk_exchange,
+    gtopk_measured,
+    gtopk_throughput,
+)
 from .gtopk_exchange import DENSITY, cluster
 from .page import Chapter
 
@@ -27,5 +33,7 @@ def chapter() -> Chapter:
             gtopk_exchange.section(),
             gtopk_efficiency.section(),
             gtopk_throughput.section(),
+            gtopk_measured.section(),
+            gtopk_convergence.section(),
         ],
     )

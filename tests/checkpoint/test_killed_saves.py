@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave import TrainingState
 
 
-@pytest.mark.parametrize("most", [4, pytest.param(EVERY_CALL, marks=pytest.mark.long)])
+@pytest.mark.parametrize("most", [12, pytest.param(EVERY_CALL, marks=pytest.mark.long)])
 def test_a_kill_at_any_call_leaves_the_old_checkpoint_or_the_new_one(tmp_path, most):
     told = after_kills("training", tmp_path, most=most)
     assert set(told["found"]) == {"old", "new"}
