@@ -1,6 +1,7 @@
 """What numba compiles for sparsified and rounded messages, compiled by one process of many."""
 
 import fcntl
+import os
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -15,7 +16,7 @@ def compile_one_by_one() -> None:
 
     On a fresh checkout all who run tests would compile the same at once.
     """
-    with Path(gettempdir(), "gradweave-tests-kernels.lock").open("w") as lock:
+    with Path(gettempdir(), f"gradweave-tests-kernels-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         compile_kernels(torch.float32)
         eight_bits.compile_kernels()

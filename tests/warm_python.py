@@ -9,6 +9,7 @@ interpreters end as a user's: with exit functions, joined threads, destructors.
 import json
 import os
 import runpy
+import select
 import selectors
 import socket
 import sys
@@ -46,7 +47,8 @@ def serve(listening: socket.socket) -> list[str] | None:
                 selector.unregister(key.fileobj)
                 asking.remove(key.fileobj)
                 key.fileobj.close()
-                if not asking:
+                if not asking and not _has_come(listening):
+                    Path(listening.getsockname()).unlink(missing_ok=True)
                     return None
                 continue
             child = os.fork()
@@ -60,6 +62,12 @@ def serve(listening: socket.socket) -> list[str] | None:
             os.close(said)
             os.write(told, f"{child}\n".encode())
             selector.register(os.pidfd_open(child), selectors.EVENT_READ, (child, told))
+
+
+def _has_come(listening: socket.socket) -> bool:
+    """Whether somebody waits to be let in."""
+    waiting, _, _ = select.select([listening], [], [], 0)
+    return bool(waiting)
 
 
 def _tell_how_it_ended(ended: int, child: int, told: int) -> None:

@@ -304,3 +304,22 @@ def test_half_of_the_iterations_lie_in_the_spread():
     assert recording.backward == (6.0, 12.0)
     alone = recorded(model, step, warmup=0, iterations=1)
     assert alone.forward == (4.0, 4.0)
+
+
+def without_backward(group):
+    """On one rank only; the other would wait for it."""
+    model = nn.Linear(3, 1)
+
+    def step():
+        loss = model(torch.ones(2, 3)).sum()
+        if group.rank() == 0:
+            loss.backward()
+
+    with pytest.raises(RequestError) as caught:
+        record_trace(model, step, name="made", batch_size=2, warmup=0, iterations=1, group=group)
+    return str(caught.value)
+
+
+def test_all_ranks_are_told_where_one_has_no_gradients():
+    said = "no parameter got a gradient; step() must call backward (rank 1)"
+    assert on_threads(2, without_backward) == [said] * 2

@@ -9,7 +9,8 @@ from torch import nn
 from gradweave import GTopK
 from gradweave._src.runtime.ddp import DistributedDataParallel
 
-# Tensors that are made there have no values: whoever forgets to say where fails, or has none.
+# Tensors that are made there have no values: whoever makes one on the thread that trains, and
+# forgets to say where, fails or has none. Other threads have a default of their own.
 ELSEWHERE = torch.device("meta")
 STEPS = 60  # who is slow is told by twenty whole ones
 
@@ -31,7 +32,9 @@ def trained(group, arguments, default_device):
             wrapped.slow_ranks()
     finally:
         torch.set_default_device("cpu")
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert "fail" not in (wrapped.findings().note or ""), wrapped.findings().note
+    return weights.tolist()
 
 
 def in_both(group, arguments):

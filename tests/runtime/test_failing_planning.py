@@ -49,6 +49,15 @@ def in_selecting(wrapped):
     instruments.selection_s_per_element = fail
 
 
+def as_pricing_begins(wrapped):
+    """What it says to the others does not fail."""
+    instruments = wrapped._driver._instruments
+    begin = instruments.pricing
+    instruments.pricing = lambda command, *, why_not="": (
+        begin(command, why_not=why_not) if why_not else fail()
+    )
+
+
 def given_up(group, kind, options, breaks, broken_rank):
     """What is sent in the end, why, and whether ranks have the same weights then."""
     logging.getLogger("gradweave").setLevel(logging.ERROR)
@@ -89,6 +98,7 @@ def given_up(group, kind, options, breaks, broken_rank):
         (ShardedDataParallel, {}, in_a_message, 0),
         (ShardedDataParallel, {}, in_its_planner, 0),
         (DistributedDataParallel, {"compression": GTopK(density=0.1)}, in_selecting, 1),
+        (DistributedDataParallel, {"compression": GTopK(density=0.1)}, as_pricing_begins, 1),
     ],
 )
 def test_what_fails_on_one_rank(tmp_path, kind, options, breaks, broken_rank):

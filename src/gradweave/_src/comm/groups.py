@@ -26,8 +26,8 @@ from gradweave._src.torch_internals import (
 # Makes a group of some ranks of another; None on ranks that are not among them.
 MakeGroup = Callable[[list[int]], dist.ProcessGroup | None]
 
-# How many groups of the same ranks a group has had. All ranks make them in the same order, so a
-# number is a name.
+# How many groups of the same ranks a group has had, and of each part of them. Those who are in one
+# make it equally often, so a number is a name.
 _had: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 

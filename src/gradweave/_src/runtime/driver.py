@@ -229,7 +229,7 @@ class Driver:
         heard = None if text is None else msgspec.json.decode(text, type=Told | Round)
         if not isinstance(heard, Told):
             return None  # others may go on with probing
-        with suppress(RuntimeError, OSError):  # of the store: others have heard it as well by now
+        with suppress(RuntimeError, OSError):  # of the store: the announcement holds for all ranks
             self._board.forget(self._topic)  # rank 0 has read it before it announced anything
         return heard
 
@@ -259,8 +259,9 @@ class Driver:
                 raise RequestError(self._why_failed)  # noqa: TRY301 as any other failure
             return self._activity_for(command)
         except Exception as error:  # noqa: BLE001 training goes on, and the session is told
-            with suppress(RuntimeError, OSError):  # of the store: saying so will fail as well
-                self._instruments.refuse(command, self._topic, str(error))
+            with suppress(Exception):  # what has failed may fail again, and training goes on
+                why = str(error) or type(error).__name__
+                self._instruments.refuse(command, self._topic, why)
             return Broken(error)
 
     def _activity_for(self, command: Command) -> Activity:

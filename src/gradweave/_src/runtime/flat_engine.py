@@ -98,8 +98,12 @@ class FlatEngine:
         self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._marks: list[Callable[[], None]] = []  # what ends each
         self._is_stale = False  # shards may have been updated, and nothing was gathered yet
-        self._unstepped: set[nn.Parameter] = set()  # since the last pass
-        self._was_stepped = False
+        # What optimizers have updated between the last two passes, or more, and since the last one;
+        # what is still to come. Not what optimizers hold: one that was replaced may live on on some
+        # ranks, and all must count steps alike.
+        self._held: set[nn.Parameter] = set()
+        self._stepped: set[nn.Parameter] = set()
+        self._unstepped: set[nn.Parameter] = set()
         self._was_gathered = False  # what the step under way updates
         self._sent: list[Sent] = []
         self._buckets: list[FlatBucket] = []
@@ -301,13 +305,13 @@ class FlatEngine:
         self._clock.messages_done()
         self.shards.give_gradients()
         every = set(self.shards.by_name.values())
-        held = set().union(*map(self.shards.of, self._known_optimizers()))
-        # Until optimizers have shown what they hold, there may be others for the rest. An optimizer
-        # that another has replaced may be gone on some ranks only, and all must count steps alike.
-        self._unstepped = held if self._was_stepped and held else set(every)
-        self._was_stepped = self._was_gathered = False
+        if self._stepped:
+            self._held, self._stepped = self._stepped, set()
+        # Until optimizers have shown what they hold, there may be others for the rest.
+        self._unstepped = set(self._held or every)
+        self._was_gathered = False
         # Who is not updated by an optimizer of torch's may be updated by anything.
-        self._is_stale = held != every
+        self._is_stale = self._held != every
 
     def _before_step(self, optimizer: Optimizer) -> None:
         if optimizer in self._checked:
@@ -359,7 +363,7 @@ class FlatEngine:
         self.know(optimizer)
         is_first = bool(self._unstepped)
         self._unstepped -= updated
-        self._was_stepped = True
+        self._stepped |= updated
         was_gathered, self._was_gathered = self._was_gathered, False
         self._is_stale = not was_gathered
         if self._unstepped:
@@ -387,7 +391,8 @@ class FlatEngine:
 
         When one goes is each rank's own affair, and what moves for one is sent by all of them.
         """
-        known = [ref() for ref in self._optimizers]  # in the order of their first steps: all alike
+        # All ranks have seen the same ones, in the same order: they step and load alike.
+        known = [ref() for ref in self._optimizers]
         if not known:
             return []
         there = torch.tensor([float(one is not None) for one in known], device=self._device)

@@ -80,7 +80,8 @@ class QueuedProbing(Activity):
         if self._stage in {Stage.SAID, Stage.ANNOUNCED}:
             text = self._announcements.heard()
             if text is not None:
-                self._announcements.board.forget(self._topic)
+                with suppress(RuntimeError, OSError):  # of the store: all begin this round
+                    self._announcements.board.forget(self._topic)
                 self._begin(msgspec.json.decode(text, type=Round))
         if self._stage is Stage.SENT and have_passed(self._clock, self._marks):
             self._say(msgspec.json.encode(self._taken_s()).decode())
