@@ -38,10 +38,11 @@ def selection_s(model: str, method: str, nodes: int) -> float:
     return min(known, row(model, method, nodes).exposed_s)
 
 
-def gtopk_over_topk(model: str, nodes: int) -> list[float]:
-    return paired_ratios(
-        row(model, "gTop-k", nodes).repeats_s, row(model, "top-k", nodes).repeats_s
-    )
+def gtopk_over_topk(model: str) -> list[float]:
+    """Return gTop-k's time over top-k's on the largest cluster, by the most repeats there are."""
+    pairs = {one.results[0].trace: one.rows for one in measured.training("sparse-pairs")}
+    rows = pairs.get(MODELS[model]) or lab()[MODELS[model], LARGEST].rows
+    return paired_ratios(rows[METHODS["gTop-k"]].repeats_s, rows[METHODS["top-k"]].repeats_s)
 
 
 def section() -> Section:
@@ -76,7 +77,7 @@ def efficiency_table() -> str:
         [
             f"{model}, {method}",
             *(whole_percent(efficiency(model, method, nodes)) for nodes in NODES),
-            with_interval(gtopk_over_topk(model, LARGEST), digits=2) if method == "gTop-k" else "",
+            with_interval(gtopk_over_topk(model), digits=2) if method == "gTop-k" else "",
         ]
         for model in MODELS
         for method in METHODS
@@ -108,34 +109,46 @@ def breakdown_table() -> str:
     return table(header, rows)
 
 
-def reasons() -> list[str]:
-    sparse = [efficiency(m, method, LARGEST) for m in MODELS for method in ("top-k", "gTop-k")]
-    dense = {m: efficiency(m, "dense", LARGEST) for m in MODELS}
-    over = {m: mean(gtopk_over_topk(m, LARGEST)) for m in MODELS}
-    off = [
-        abs(row(m, method, nodes).predicted_s / row(m, method, nodes).iteration_s - 1)
-        for m in MODELS
+def prediction_errors(models: tuple[str, ...]) -> list[float]:
+    return [
+        row(model, method, nodes).predicted_s / row(model, method, nodes).iteration_s - 1
+        for model in models
         for method in ("top-k", "gTop-k")
         for nodes in NODES
     ]
+
+
+def reasons() -> list[str]:
+    """Of the large and of the small models, which the paper tells apart as well."""
+    large, small = ("AlexNet", "VGG-16"), ("ResNet-20", "ResNet-50")
+    sparse = {
+        models: [efficiency(m, method, LARGEST) for m in models for method in ("top-k", "gTop-k")]
+        for models in (large, small)
+    }
+    over = {m: mean(gtopk_over_topk(m)) for m in MODELS}
+    before, now = prediction_errors(large), prediction_errors(small)
     return [
         claim(
-            f"""Sparse messages keep {whole_percent(min(sparse))} efficiency and more on
-            {LARGEST} nodes, dense ones {whole_percent(min(dense.values()))} to
-            {whole_percent(max(dense.values()))}. The paper's VGG-16 and AlexNet fall far below its
-            ResNets even with gTop-k, on 32 GPUs; here they do not, for messages go beside backward
-            and selecting takes milliseconds, where the paper's takes as long as computing.""",
-            holds=min(sparse) > max(dense.values()),
+            f"""As in the paper, AlexNet and VGG-16 are behind the ResNets with sparse messages,
+            {whole_percent(min(sparse[large]))} to {whole_percent(max(sparse[large]))} against
+            {whole_percent(min(sparse[small]))} to {whole_percent(max(sparse[small]))} on {LARGEST}
+            nodes, and far ahead of dense ones (3 %). The paper's distance is larger, for its
+            messages do not go beside backward, and its selection takes as long as computing where
+            ours takes milliseconds.""",
+            holds=max(sparse[large]) < min(sparse[small])
+            and all(round(100 * efficiency(m, "dense", LARGEST)) == 3 for m in large),
         ),
         claim(
             f"""gTop-k takes {min(over.values()):.2f} to {max(over.values()):.2f} times as long as
             top-k on {LARGEST} nodes. The paper's 32 GPUs have it ahead by more, as its formulas do:
             top-k's messages grow with the number of workers, gTop-k's with its logarithm.""",
-            holds=max(over.values()) < 1.05,
+            holds=max(over.values()) < 1.03,
         ),
         claim(
-            f"""Predictions of sparse iterations, made before they ran, are within {max(off):.0%} of
-            them.""",
-            holds=max(off) < 0.15,
+            f"""Predictions: within {max(map(abs, now)):.0%} for the ResNets, which were measured
+            since selecting and exchanging are timed as they run. Those for AlexNet and VGG-16 are
+            of an earlier commit, and too short by {-max(before):.0%} to {-min(before):.0%}; what is
+            predicted for them now is not measured.""",
+            holds=max(map(abs, now)) < 0.1 and max(before) < 0,
         ),
     ]
