@@ -72,6 +72,7 @@ EXPERIMENTS = [
         title="The same in float64, where roundings are too small to switch a rectifier",
         spec=ClusterSpec(nodes=4, rate="1gbit"),
         question=replace(RESNET20, is_double=True),
+        rounds=3,
     ),
     Experiment(
         name="loops",
