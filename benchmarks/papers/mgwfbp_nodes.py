@@ -142,8 +142,7 @@ def lab_is_another_cluster() -> str:
         nodes because a gloo message among 8 processes on two cores starts so slowly that
         Algorithm 1 sends {counts[0]} and {counts[1]} messages, one of them being `single` itself.
         The reason was checked: predictions from the lab's calibrated curve are within
-        {max(errors):.0%} of these times. They were measured before `mgwfbp` fitted its start-up by
-        least squares.""",
+        {max(errors):.0%} of these times.""",
         holds=max(errors) < 0.06 and min(counts) == 1,
     )
 
