@@ -30,9 +30,7 @@ class RealQuestion(Struct, frozen=True, kw_only=True):
     """
 
     runtimes: tuple[str, ...]
-    keeps_order: bool = (
-        False  # otherwise those that plan come first, and say how many steps it takes
-    )
+    keeps_order: bool = False  # otherwise those that plan come first: they say how many steps
     model: str  # a name of gradweave._src.workloads.models
     least_steps: int
     batch_size: int  # of each worker

@@ -140,7 +140,7 @@ class Sparsifier:
         return done
 
     def _clip(self, gradient: torch.Tensor, elements: Mapping[str, int]) -> None:
-        if self.clip_norm is None or not gradient.numel():
+        if self.clip_norm is None or not elements or not gradient.numel():
             return
         limit = local_norm_limit(
             self.clip_norm * self.residuals.scale,
