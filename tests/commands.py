@@ -6,6 +6,7 @@
 ``torchrun``  ranks of torchrun itself, each of which imports torch: where torchrun is the point.
 """
 
+import atexit
 import fcntl
 import json
 import os
@@ -28,9 +29,10 @@ MOST_S = 300.0
 ENDING_S = 45.0
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 WARM_PYTHON = Path(__file__).with_name("warm_python.py")
+# What it imports besides ``preloaded``: to be named before the first script runs.
+ALSO_PRELOADED: list[str] = []
 # Of two that threads start at once, one would be forgotten and end, and its scripts with it.
 _STARTING = Lock()
-_STARTED: list[subprocess.Popen[bytes]] = []  # for as long as we run
 
 
 def run(
@@ -119,10 +121,17 @@ def place_of(rank: int) -> dict[str, str]:
 
 
 class WarmPython:
-    """A script that runs; multiprocessing waits for its end as for a connection."""
+    """A script that runs; multiprocessing waits for its end as for a connection.
+
+    ``given`` are descriptors that it gets; their numbers there are its last arguments.
+    """
 
     def __init__(
-        self, command: Sequence[Any], environment: Mapping[str, str], cwd: Path | None = None
+        self,
+        command: Sequence[Any],
+        environment: Mapping[str, str],
+        cwd: Path | None = None,
+        given: Sequence[int] = (),
     ) -> None:
         request = {
             "command": list(map(str, command)),
@@ -131,7 +140,7 @@ class WarmPython:
         }
         self._out, self._said = TemporaryFile(), TemporaryFile()  # noqa: SIM115 closed with us
         reading, told = os.pipe()
-        files = [self._out.fileno(), self._said.fileno(), told]
+        files = [self._out.fileno(), self._said.fileno(), told, *given]
         with _STARTING:
             asking = _warm_python()
         socket.send_fds(asking, [json.dumps(request).encode()], files)
@@ -188,6 +197,7 @@ def _warm_python() -> socket.socket:
             place.unlink(missing_ok=True)
             _start_warm_python(place)
             asking.connect(str(place))
+    atexit.register(asking.close)
     return asking
 
 
@@ -195,13 +205,11 @@ def _start_warm_python(place: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(place))
         listening.listen()
-        number = listening.fileno()
-        process = subprocess.Popen(
-            [sys.executable, WARM_PYTHON, str(number)],
-            pass_fds=[number],
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # a thread could not be forked
-        )
-    _STARTED.append(process)
+        listening.set_inheritable(True)
+        command = [sys.executable, str(WARM_PYTHON), str(listening.fileno()), *ALSO_PRELOADED]
+        # A thread could not be forked. It outlives us where others go on, so nobody waits for it.
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        os.posix_spawn(sys.executable, command, environment)
 
 
 def _end(process: subprocess.Popen[str]) -> tuple[str, str]:

@@ -1,4 +1,6 @@
+import gc
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,20 @@ settings.load_profile("short")
 SHARED = Path(__file__).parents[2] / "shared"
 
 MakeTrace = Callable[..., Trace]
+
+_FROZEN = {"modules": 0}
+
+
+def pytest_runtest_setup() -> None:
+    """Keep modules out of collections of garbage, whenever many have been imported.
+
+    Tests that count what is left behind collect often, and would look at a million objects that
+    stay until the end.
+    """
+    if len(sys.modules) > _FROZEN["modules"] + 200:
+        gc.collect()
+        gc.freeze()
+        _FROZEN["modules"] = len(sys.modules)
 
 
 @pytest.fixture(scope="session")

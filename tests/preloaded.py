@@ -1,12 +1,11 @@
-"""What the fork server imports once, for every rank that it forks: see ranks.py.
+"""What warm_python imports once, for every script and every rank of tests.
 
 It must leave no thread behind, for a forked process would not have it.
 """
 
-import gc
-
 import hypothesis
 import pytest
+import ranks
 import torch
 import torch._dynamo
 import torch.distributed
@@ -17,9 +16,8 @@ import gradweave.hooks
 import gradweave.sparse_checkpoint
 import gradweave.workloads
 
-__all__ = ["gradweave", "hypothesis", "pytest", "torch"]
+__all__ = ["gradweave", "hypothesis", "pytest", "ranks", "torch"]
 
 for public in gradweave.__all__:
     getattr(gradweave, public)  # which is imported when it is first asked for
 compile_one_by_one()
-gc.freeze()  # a rank's own collections need not look at a million objects that are not its own

@@ -1,20 +1,20 @@
 """Run one function on every rank of a small world in which rank r has the device ``sim:r``."""
 
-import multiprocessing as mp
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import commands
 import ranks
 import torch
 import torch.distributed as dist
 
 BACKEND = "cpu:gloo,sim:simccl"
 
-# The fork server loads the device; a process starts its streams only when it uses them.
-mp.get_context("forkserver").set_forkserver_preload([*ranks.PRELOADED, "accelerator.sim"])
+# Loaded before ranks are forked; a process starts its streams only when it uses them.
+commands.ALSO_PRELOADED.append("accelerator.sim")
 
 
 def on_devices(

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import multiprocessing
 import threading
 
 import torch
@@ -241,7 +240,6 @@ def data_from_forked_workers(wrap, rank):
     wrapped = wrap(network())
     optimizer = sgd(wrapped)
     data = TensorDataset(batch(0, rank, (8, 6)))
-    multiprocessing.current_process()._config["daemon"] = False  # as ranks of users are none
     for step in wrap.steps():
         take_step(wrapped, optimizer, batch(step, rank))
         if in_every_stage(wrap):

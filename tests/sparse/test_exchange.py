@@ -451,7 +451,6 @@ def one_dies(group, folder):
 
 
 def test_a_rank_that_dies_is_named(tmp_path):
-    """Several seconds: the first test with processes starts their fork server."""
     with pytest.raises(AssertionError, match="rank 1 died"):
         on_processes(2, one_dies, tmp_path, scratch=tmp_path)
     said = (tmp_path / "said").read_text()
