@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ WITH_TORCH = {
 PURE = set().union(*LAYERS) - WITH_TORCH
 
 
+@cache
 def modules() -> dict[str, list[Path]]:
     """Files by the part of the package they belong to."""
     parts: dict[str, list[Path]] = {}
@@ -74,10 +76,16 @@ def modules() -> dict[str, list[Path]]:
     return parts
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@cache
 def imported(file: Path) -> set[str]:
     """Full names of what a file imports, wherever in the file it does so."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -124,7 +132,7 @@ def test_what_decides_knows_no_torch():
 
 def private_names(file: Path) -> set[str]:
     """Names with an underscore that a file uses and does not define: somebody else's."""
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     own = {"_", "_src"}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -53,7 +53,7 @@ def summed_and_gathered(group, lanes, collective):
 
 
 @pytest.mark.parametrize("collective", ["ring", "halving-doubling", "native"])
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.long)])
 def test_halves_make_up_the_whole(world, collective):
     found = on_threads(world, with_lanes, summed_and_gathered, collective, groups=LANES)
     assert found == [(True, 2 * len(SIZES))] * world

@@ -134,7 +134,9 @@ def sums(group, names, sizes, hosts=None):
     return found
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 5, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "world", [2, 3, 4, *(pytest.param(world, marks=pytest.mark.long) for world in (5, 8))]
+)
 @pytest.mark.parametrize("rounding", WIRE_FORMATS)
 def test_every_rank_has_the_same_bits_and_they_are_near(world, rounding):
     names = [f"{schedule}+{rounding}" for schedule in SCHEDULES]
@@ -180,7 +182,7 @@ def adds_up(found):
     assert not torch.allclose(applied, everything, atol=1e-4)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize("world", [2, 3, 4, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_is_applied_and_what_is_kept_are_all_gradients(world, schedule):
     """By every algorithm whose sums are made once; the others are refused."""

@@ -234,10 +234,14 @@ def test_the_timeline_in_the_browser_is_the_data(browser, tmp_path, mine):
     assert browser.get_log("browser") == []
 
 
+@pytest.fixture(scope="module")
+def page_of_three(mine, torchs, unknown):
+    return make_page(read_folders([mine, torchs, unknown]))
+
+
 @pytest.mark.parametrize("width", [1280, 390])
-def test_trainings_fit_the_page(browser, tmp_path, mine, torchs, unknown, width):
-    text = make_page(read_folders([mine, torchs, unknown]))
-    page = Page(browser, tmp_path / "trainings.html", text)
+def test_trainings_fit_the_page(browser, tmp_path, page_of_three, width):
+    page = Page(browser, tmp_path / "trainings.html", page_of_three)
     page.open(width=width)
     page.size(width, page.run("return document.documentElement.scrollHeight"))
     page.frames()

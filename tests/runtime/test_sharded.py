@@ -40,7 +40,7 @@ def trained(group, twins, make_model, make_optimizer, options):
     return model.state_dict()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("given", [MADE, BACKWARD_ONLY], ids=["both", "backward"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_as_one_worker(world, given, name):

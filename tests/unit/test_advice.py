@@ -50,7 +50,7 @@ def advice_on(name):
 
 
 # With so many more ways to send a message that seconds pass.
-LONG = {"k80-10gbe", "gtopk-1gbe"}
+LONG = {"blueconnect-2x4-p100-pcie-10gbe", "gtopk-1gbe", "k80-10gbe"}
 
 
 @pytest.fixture(
