@@ -94,9 +94,7 @@ def train_one(wrapped, rank, looking):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("times", "settles"), [(8, False), (4, True)], ids=["planning", "settled"]
-)
+@pytest.mark.parametrize(("times", "settles"), [(8, False), (4, True)], ids=["planning", "settled"])
 def test_wrappers_made_and_dropped_leave_nothing(tmp_path, kind, times, settles):
     """Seconds: some that are dropped while they plan, some that are dropped when settled."""
     ranks = on_processes(2, made_and_dropped, kind, times, settles, scratch=tmp_path)

@@ -240,14 +240,14 @@ def test_reduce_scatter_and_all_gather_make_an_all_reduce(half, workers):
 
 
 @pytest.mark.parametrize("collective", [c for op, c in FORMULAS if op == "all-reduce"])
-@pytest.mark.parametrize("workers", range(2, 34))
-def test_no_price_is_below_the_bandwidth_bound(collective, workers):
+def test_no_price_is_below_the_bandwidth_bound(collective):
     """Every worker must send 2 (N-1)/N of the message; the journal's double tree forgets that."""
     nbytes = 1e12
     link = Link(latency_s=A, s_per_byte=B)
-    cost = closed_form("all-reduce", collective, flat(link), workers)
-    bound_s = 2 * (workers - 1) / workers * B * nbytes
-    assert cost.seconds(np.array([nbytes]))[0] >= bound_s * (1 - 1e-9)
+    for workers in range(2, 34):
+        cost = closed_form("all-reduce", collective, flat(link), workers)
+        bound_s = 2 * (workers - 1) / workers * B * nbytes
+        assert cost.seconds(np.array([nbytes]))[0] >= bound_s * (1 - 1e-9), workers
 
 
 @pytest.mark.parametrize(
@@ -354,17 +354,18 @@ def test_workers_inside_one_group_do_not_pay_for_links_between_groups():
 
 
 @pytest.mark.parametrize("method", EXCHANGES)
-@pytest.mark.parametrize("p", range(2, 34))
-def test_exchanges_are_priced_as_they_run(method, p):
+def test_exchanges_are_priced_as_they_run(method):
     """A vector is as long as the values and indices of the share that travels."""
     density, dense_bytes = 0.25, 4000
     links = flat(Link(latency_s=A, s_per_byte=B))
-    schedule = EXCHANGES[method].schedule(p)
-    simulated_s = simulate_schedule(
-        schedule, links, nbytes=schedule.blocks * int(2 * density * dense_bytes)
-    )
-    priced = sparse_closed_form(Compression(method=method, density=density), links, p)
-    assert priced.startup_s + priced.s_per_byte * dense_bytes == pytest.approx(simulated_s)
+    for p in range(2, 34):
+        schedule = EXCHANGES[method].schedule(p)
+        simulated_s = simulate_schedule(
+            schedule, links, nbytes=schedule.blocks * int(2 * density * dense_bytes)
+        )
+        priced = sparse_closed_form(Compression(method=method, density=density), links, p)
+        priced_s = priced.startup_s + priced.s_per_byte * dense_bytes
+        assert priced_s == pytest.approx(simulated_s), p
 
 
 TIERS_OF_FORTY = Links(
