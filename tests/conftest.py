@@ -24,6 +24,7 @@ SHARED = Path(__file__).parents[2] / "shared"
 MakeTrace = Callable[..., Trace]
 
 _FROZEN = {"modules": 0}
+gc.disable()  # until tests begin: imports leave no garbage, and to look for it takes a second
 
 
 def pytest_runtest_setup() -> None:
@@ -35,6 +36,7 @@ def pytest_runtest_setup() -> None:
     if len(sys.modules) > _FROZEN["modules"] + 200:
         gc.collect()
         gc.freeze()
+        gc.enable()
         _FROZEN["modules"] = len(sys.modules)
 
 

@@ -208,7 +208,7 @@ def mixed_tiers(group):
     return all(right)
 
 
-@pytest.mark.parametrize("world", [4, 6])
+@pytest.mark.parametrize("world", [long(4), 6])
 def test_blueconnect_mixes_ours_and_the_backends(world, tmp_path):
     assert on_processes(world, mixed_tiers, scratch=tmp_path) == [True] * world
 

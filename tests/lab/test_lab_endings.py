@@ -52,7 +52,9 @@ def wait_until_gone(processes):
     assert not left
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)]
+)
 def test_nothing_outlives_a_killed_launcher(launcher, number):
     processes = descendants(launcher.pid)
     assert len(processes) >= 1 + 4 * 2

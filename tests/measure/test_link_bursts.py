@@ -15,7 +15,7 @@ from gradweave._src.session.slow_ranks import PARTS
     [
         (["a", "b", "c"], [0, 1, 2]),
         (["a", "a", "b", "c", "b"], [0, 2, 3]),
-        (["a", "b", "c", "d"], [0, 1, 2, 3]),
+        pytest.param(["a", "b", "c", "d"], [0, 1, 2, 3], marks=pytest.mark.long),
     ],
 )
 def test_one_rank_of_each_host_sends_to_all_others(hosts, firsts):

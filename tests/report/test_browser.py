@@ -401,7 +401,14 @@ def test_numbers_below_each_other_have_equally_many_digits(small):
         assert len({len(text.partition(".")[2]) for text in texts}) == 1, texts
 
 
-@pytest.mark.parametrize("moved", [["workers"], ["bandwidth"], ["startup"], ["speed"], [*SLIDERS]])
+@pytest.mark.parametrize(
+    "moved",
+    [
+        ["workers"],
+        *(pytest.param([one], marks=pytest.mark.long) for one in ("bandwidth", "startup", "speed")),
+        [*SLIDERS],
+    ],
+)
 def test_a_slider_moves_the_plan_to_what_python_computes(small, small_run, moved):
     (run,) = read_folders([small_run])
     small.show("#what-if .controls")
@@ -559,7 +566,7 @@ return found;
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["small", "trained"])
+@pytest.mark.parametrize("name", [pytest.param("small", marks=pytest.mark.long), "trained"])
 def test_it_fits_and_is_kept_as_a_picture(request, name, width, theme):
     page = request.getfixturevalue(name)
     page.open(width=width, theme=theme)
@@ -586,7 +593,7 @@ return {
 """
 
 
-@pytest.mark.parametrize("name", ["small", "trained"])
+@pytest.mark.parametrize("name", [pytest.param("small", marks=pytest.mark.long), "trained"])
 def test_on_paper_everything_is_drawn_and_light(request, name):
     """Also what nobody has scrolled to, and what was zoomed."""
     page = request.getfixturevalue(name)

@@ -65,7 +65,12 @@ def alone(world):
 
 
 @pytest.mark.parametrize(
-    ("collective", "world"), [*((name, 3) for name in COLLECTIVES), ("mst", 1), ("mst", 2)]
+    ("collective", "world"),
+    [
+        *((name, 3) for name in COLLECTIVES),
+        pytest.param("mst", 1, marks=pytest.mark.long),
+        ("mst", 2),
+    ],
 )
 @pytest.mark.parametrize("name", LOOPS)
 def test_as_one_worker(name, collective, world):

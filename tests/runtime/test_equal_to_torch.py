@@ -71,7 +71,9 @@ def buckets_seen(group, options, plan):
 
 
 @pytest.mark.parametrize("options", TORCH_OPTIONS.values(), ids=TORCH_OPTIONS)
-@pytest.mark.parametrize("lengths", [(2, 1, 2), (1, 1, 1, 1, 1), (5,), (4, 1)])
+@pytest.mark.parametrize(
+    "lengths", [(2, 1, 2), (1, 1, 1, 1, 1), (5,), pytest.param((4, 1), marks=pytest.mark.long)]
+)
 def test_torch_makes_the_planned_buckets(tmp_path, options, lengths):
     sizes = [40, 20, 180, 36, 216]
     expected, first = [], 0

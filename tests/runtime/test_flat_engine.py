@@ -100,7 +100,7 @@ def replaced(group, twins, keepers, held, more_passes):
     return found
 
 
-@pytest.mark.parametrize("more_passes", [0, 2])
+@pytest.mark.parametrize("more_passes", [pytest.param(0, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("held", [["0.weight", "0.bias", "2.weight", "2.bias"], ["0.weight"]])
 def test_an_optimizer_may_go_on_some_ranks_before_it_goes_on_others(held, more_passes):
     expected, *_ = on_ranks(3, replaced, {0, 1, 2}, held, more_passes)

@@ -53,7 +53,9 @@ def asked(group, name, phase):
     return found, wrapped.findings().slow_ranks, wrapped.explain()
 
 
-@pytest.mark.parametrize("phase", ["input", "forward", "backward"])
+@pytest.mark.parametrize(
+    "phase", ["input", pytest.param("forward", marks=pytest.mark.long), "backward"]
+)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_rank_that_takes_long_is_named(name, phase, tmp_path):
     """Takes two seconds: there have to be steps enough."""

@@ -95,7 +95,9 @@ def branching(group, wrapper, options, zeroing):
     # With the last, torch's own wrapper sends a branch that is not used in the forward pass.
     [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": NUMEL * 4 / 2**20}],
 )
-@pytest.mark.parametrize("zeroing", ["to none", "in place", "after two passes"])
+@pytest.mark.parametrize(
+    "zeroing", ["to none", pytest.param("in place", marks=pytest.mark.long), "after two passes"]
+)
 def test_residuals_of_unused_parameters_arrive(tmp_path, wrapper, options, zeroing):
     results = on_processes(2, branching, wrapper, options, zeroing, scratch=tmp_path)
     assert results == [[0.0, 0.0]] * 2
