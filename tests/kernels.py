@@ -18,5 +18,6 @@ def compile_one_by_one() -> None:
     """
     with Path(gettempdir(), f"gradweave-tests-kernels-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        compile_kernels(torch.float32)
+        for dtype in (torch.float32, torch.float64):  # of models, and of tests that round nothing
+            compile_kernels(dtype)
         eight_bits.compile_kernels()
