@@ -1,10 +1,11 @@
 """Real training on emulated clusters: ``python benchmarks/real_training.py OUTPUT``.
 
 Real models on images of Fashion-MNIST under several runtimes, which all take the same steps on the
-same batches, in turn, several times. Writes OUTPUT.json (every loss), OUTPUT.md and a picture.
-About twelve minutes on two cores, which also compute here: times tell how runtimes compare, not
-what a cluster would take; leave the machine alone meanwhile. ``--only NAME`` trains one experiment
-anew and keeps the others of OUTPUT.json, ``--again`` writes the page anew and trains nothing.
+same batches, one after the other, and then some in turns, when all are settled. Writes OUTPUT.json
+(every loss), OUTPUT.md and a picture. About ten minutes on two cores, which also compute here:
+times tell how runtimes compare, not what a cluster would take; leave the machine alone meanwhile.
+``--only NAME`` trains one experiment anew and keeps the others of OUTPUT.json, ``--again`` writes
+the page anew and trains nothing.
 """
 
 import argparse
@@ -35,7 +36,6 @@ class Experiment:
     title: str
     spec: ClusterSpec
     question: RealQuestion
-    rounds: int = 6  # in turn, each runtime as often at each place; none: the first round counts
 
 
 RESNET20 = RealQuestion(
@@ -47,6 +47,7 @@ RESNET20 = RealQuestion(
     # whose weights differ by 1e-7, is 1e-2 off after 20 steps, sooner at larger rates.
     learning_rate=0.002,
     steps_when_settled=LAST_STEPS,
+    turns=12,
 )
 
 SMALL_CNN = RealQuestion(
@@ -72,14 +73,12 @@ EXPERIMENTS = [
         title="The same in float64, where roundings are too small to switch a rectifier",
         spec=ClusterSpec(nodes=4, rate="1gbit"),
         question=replace(RESNET20, is_double=True),
-        rounds=3,
     ),
     Experiment(
         name="loops",
         title="Linear Pipeline, Fig. 5: a small CNN under its three loops, 4 nodes at 100 Mbit/s",
         spec=ClusterSpec(nodes=4, rate="100mbit"),
         question=SMALL_CNN,
-        rounds=0,
     ),
     Experiment(
         name="loops-float64",
@@ -90,18 +89,17 @@ EXPERIMENTS = [
             runtimes=("torch-ddp", *(f"bsp-allreduce:{name}" for name in COLLECTIVES)),
             is_double=True,
         ),
-        rounds=0,
     ),
 ]
 
 
 class Trained(Struct, frozen=True, kw_only=True):
-    """What came of an experiment: losses of its first round, and steps of all of them."""
+    """What came of an experiment."""
 
     experiment: str
     made_with: str
     series: list[LossSeries]
-    settled_s: dict[str, list[float]]  # by runtime, the median of the last steps of each round
+    settled_s: dict[str, list[float]]  # by runtime, of each turn, or of the last steps alone
 
 
 def settled_s(series: LossSeries) -> float:
@@ -116,12 +114,12 @@ def page(found: list[Trained], stem: str) -> str:
         "",
         "Made by `python benchmarks/real_training.py`. All runtimes take the same steps on the "
         "same batches of Fashion-MNIST from the same weights; losses are means over the ranks. "
-        "The workers compute on the two cores that also carry their messages. After a first "
-        "training of each come rounds, in which runtimes change places; ratios are of the last 20 "
-        "steps of two trainings of the same round, mean and 95 % interval (Student's) over the "
-        "rounds. Losses and the last two columns are of the first trainings; the last one says how "
-        "far a runtime is from itself, and differences within it say nothing. Where there are no "
-        "rounds, times are of the first trainings, too.",
+        "The workers compute on the two cores that also carry their messages. When all have "
+        "trained and are settled, they take turns of 20 steps, in an order that changes; ratios "
+        "are of turns of the same round, mean and 95 % interval (Student's) over the rounds. "
+        "Losses and the last two columns are of the trainings before; the last one says how far a "
+        "runtime is from itself, and differences within it say nothing. Where there are no turns, "
+        "times are of the last 20 steps of these trainings.",
     ]
     for experiment in EXPERIMENTS:
         for one in found:
@@ -133,8 +131,8 @@ def page(found: list[Trained], stem: str) -> str:
 def _table(one: Trained) -> list[str]:
     first = next(series for series in one.series if series.label == "torch-ddp")
     lines = [
-        "| runtime | steps | last loss | largest difference from torch-ddp | rounds "
-        "| ms of the last 20 steps | its time over torch-ddp's | of the first ten "
+        "| runtime | steps | last loss | largest difference from torch-ddp | turns "
+        "| ms of a step | its time over torch-ddp's | of the first ten "
         "| medians of ten steps, least to most |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -183,33 +181,15 @@ def draw(found: list[Trained], output: Path) -> None:
 
 
 def trained(experiment: Experiment) -> Trained:
-    """Train all runtimes once, which says how many steps that takes, and then in rounds.
-
-    Whoever comes first in fresh processes is slower, and those that plan do in the first round.
-    """
-    question = experiment.question
-    runtimes = question.runtimes
     with Cluster(experiment.spec) as cluster:
-        first = train_for_real(cluster, question).series
-        steps = len(first[runtimes[0]].steps)
-        rounds = [
-            train_for_real(cluster, _rotated(question, by=number, steps=steps)).series
-            for number in range(experiment.rounds)
-        ]
+        training = train_for_real(cluster, experiment.question)
+    alone_s = {name: [settled_s(series)] for name, series in training.series.items()}
     return Trained(
         experiment=experiment.name,
         made_with=made_with(),
-        series=[first[runtime] for runtime in runtimes],
-        settled_s={
-            name: [settled_s(found[name]) for found in rounds or [first]] for name in runtimes
-        },
+        series=[training.series[runtime] for runtime in experiment.question.runtimes],
+        settled_s=training.turns_s or alone_s,
     )
-
-
-def _rotated(question: RealQuestion, *, by: int, steps: int) -> RealQuestion:
-    by %= len(question.runtimes)
-    order = (*question.runtimes[by:], *question.runtimes[:by])
-    return replace(question, runtimes=order, least_steps=steps, keeps_order=True)
 
 
 def main() -> None:

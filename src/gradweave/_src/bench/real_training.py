@@ -30,13 +30,13 @@ class RealQuestion(Struct, frozen=True, kw_only=True):
     """
 
     runtimes: tuple[str, ...]
-    keeps_order: bool = False  # otherwise those that plan come first: they say how many steps
     model: str  # a name of gradweave._src.workloads.models
     least_steps: int
     batch_size: int  # of each worker
     learning_rate: float
     is_double: bool = False  # in float64, where roundings are too small to grow into losses
     steps_when_settled: int = 0  # and so many more
+    turns: int = 0  # afterwards, when all are settled, each runtime has so many, in changing order
     for_folder: bool = False  # also what a run's folder holds of torch's wrapper and ours
 
 
@@ -55,7 +55,12 @@ class RealAnswer(Struct, frozen=True, kw_only=True):
 
     series: LossSeries | None = None
     correct: bool = True  # weights are alike on all ranks
+    turns_s: dict[str, list[float]] | None = None  # what a step took in each turn, by runtime
     besides: Besides | None = None
+
+    @property
+    def is_of_a_step(self) -> bool:
+        return self.series is None and self.turns_s is None and self.besides is None
 
 
 class RealTraining(Struct, frozen=True, kw_only=True):
@@ -64,6 +69,7 @@ class RealTraining(Struct, frozen=True, kw_only=True):
     series: dict[str, LossSeries]  # losses, as means over the ranks, by runtime
     wrong: frozenset[str]  # runtimes under which weights became different
     besides: Besides | None  # None where it was not asked for, or our wrapper found no plan
+    turns_s: dict[str, list[float]] = {}  # what a step took in each turn, by runtime
 
 
 def train_for_real(
@@ -73,7 +79,7 @@ def train_for_real(
 
     def take(text: str) -> None:
         one = msgspec.json.decode(text, type=RealAnswer)
-        if one.series is None and one.besides is None:
+        if one.is_of_a_step:
             advance()
         else:
             answers.append(one)
@@ -82,6 +88,7 @@ def train_for_real(
     return RealTraining(
         series={one.series.label: one.series for one in answers if one.series is not None},
         wrong=frozenset(one.series.label for one in answers if one.series and not one.correct),
+        turns_s=next((one.turns_s for one in answers if one.turns_s is not None), {}),
         besides=next((one.besides for one in answers if one.besides is not None), None),
     )
 

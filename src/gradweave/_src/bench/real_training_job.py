@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -36,7 +36,7 @@ from gradweave._src.workloads.models import MODELS
 
 # Few, for people wait.
 RECORD_STEPS = TRIAL_STEPS = 2
-WARMUP_STEPS, NOTED_STEPS, COMPUTED_STEPS = 2, 5, 12
+WARMUP_STEPS, NOTED_STEPS, COMPUTED_STEPS, STEPS_OF_A_TURN = 2, 5, 12, 20
 
 ComputeLoss = Callable[[nn.Module], torch.Tensor]
 TrainingStep = Callable[[ComputeLoss], torch.Tensor]
@@ -124,25 +124,23 @@ class Data:
 
 
 def losses(
-    runtime: str, question: RealQuestion, group: dist.ProcessGroup, *, data: Data, least_steps: int
-) -> tuple[RealAnswer, Findings | None]:
+    runtime: str, trained: Trained, group: dist.ProcessGroup, *, data: Data, steps: int, more: int
+) -> RealAnswer:
+    """Train for ``steps`` at least, until nobody plans any more, and ``more`` after that."""
     found: list[float] = []
     wall_s: list[float] = []
     stages: list[str] = []
-    with training(runtime, question, group) as trained:
-        group.barrier().wait()
-        started_s = time.perf_counter()
-        when_settled = question.steps_when_settled
-        while len(found) < least_steps or not trained.may_end() or when_settled > 0:
-            when_settled -= trained.may_end()
-            found.append(float(trained.step(data.loss(len(found)))))
-            wall_s.append(time.perf_counter() - started_s)
-            if (so_far := trained.findings()) is not None:
-                stages.append(so_far.stage)
-            if group.rank() == 0:
-                answer(RealAnswer())
-        findings = trained.findings()
-        is_alike = runtime not in {TORCH, OURS} or _is_alike(trained.model, group)
+    group.barrier().wait()
+    started_s = time.perf_counter()
+    while len(found) < steps or not trained.may_end() or more > 0:
+        more -= trained.may_end()
+        found.append(float(trained.step(data.loss(len(found)))))
+        wall_s.append(time.perf_counter() - started_s)
+        if (so_far := trained.findings()) is not None:
+            stages.append(so_far.stage)
+        if group.rank() == 0:
+            answer(RealAnswer())
+    is_alike = runtime not in {TORCH, OURS} or _is_alike(trained.model, group)
     means = torch.tensor(found, dtype=torch.float64)
     group.allreduce([means]).wait()
     series = LossSeries(
@@ -156,7 +154,29 @@ def losses(
             if stage != before
         ),
     )
-    return RealAnswer(series=series, correct=is_alike), findings
+    return RealAnswer(series=series, correct=is_alike)
+
+
+def in_turns(
+    trainings: dict[str, Trained], group: dist.ProcessGroup, *, data: Data, turns: int
+) -> dict[str, list[float]]:
+    """Return what a step took under each runtime, the median of each of its turns.
+
+    What slows all of this machine down for a while slows all runtimes down.
+    """
+    steps_s: dict[str, list[float]] = {runtime: [] for runtime in trainings}
+    runtimes = list(trainings)
+    for turn in range(turns):
+        by = turn % len(runtimes)
+        for runtime in runtimes[by:] + runtimes[:by]:
+            taken_s = []
+            group.barrier().wait()
+            for number in range(WARMUP_STEPS + STEPS_OF_A_TURN):
+                started_s = time.perf_counter()
+                trainings[runtime].step(data.loss(number))
+                taken_s.append(time.perf_counter() - started_s)
+            steps_s[runtime].append(median(taken_s[WARMUP_STEPS:]))
+    return steps_s
 
 
 def _is_alike(model: nn.Module, group: dist.ProcessGroup) -> bool:
@@ -247,19 +267,27 @@ def _dtype(question: RealQuestion) -> torch.dtype:
 
 
 def answers(question: RealQuestion, group: dist.ProcessGroup) -> Iterator[RealAnswer]:
-    in_order = list(question.runtimes)
-    if not question.keeps_order:
-        # Whoever needs most steps comes first, so that the others take as many.
-        in_order.sort(key=lambda runtime: runtime not in {OURS, SHARDED})
+    # Whoever needs most steps comes first, so that the others take as many.
+    in_order = sorted(question.runtimes, key=lambda runtime: runtime not in {OURS, SHARDED})
     data = Data(question, group, fashion_mnist_subset(train=True))
-    steps = question.least_steps
+    steps, more = question.least_steps, question.steps_when_settled
     of_ours: Findings | None = None
-    for runtime in in_order:
-        trained, findings = losses(runtime, question, group, data=data, least_steps=steps)
-        assert trained.series is not None
-        steps = max(steps, len(trained.series.steps))
-        of_ours = findings if runtime == OURS else of_ours
-        yield trained
+    kept: dict[str, Trained] = {}
+    with ExitStack() as until_all_have_trained:
+        for runtime in in_order:
+            with ExitStack() as until_it_has:
+                trained = until_it_has.enter_context(training(runtime, question, group))
+                one = losses(runtime, trained, group, data=data, steps=steps, more=more)
+                of_ours = trained.findings() if runtime == OURS else of_ours
+                if question.turns > 0:
+                    kept[runtime] = trained
+                    until_all_have_trained.callback(until_it_has.pop_all().close)
+                del trained  # what is not kept goes with its threads
+            assert one.series is not None
+            steps = max(steps, len(one.series.steps))
+            yield one
+        if question.turns > 0:
+            yield RealAnswer(turns_s=in_turns(kept, group, data=data, turns=question.turns))
     if question.for_folder and of_ours is not None:
         yield RealAnswer(besides=besides(of_ours, question, group, data))
 
