@@ -21,7 +21,7 @@ from made_with import made_with
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gradweave._src.bench.real_training import RealQuestion, train_for_real
+from gradweave._src.bench.real_training import STEPS_OF_A_TURN, RealQuestion, train_for_real
 from gradweave._src.lab import Cluster, ClusterSpec
 from gradweave._src.planning.bsp import COLLECTIVES, LOOPS
 from gradweave._src.results import LossSeries
@@ -115,7 +115,8 @@ def page(found: list[Trained], stem: str) -> str:
         "Made by `python benchmarks/real_training.py`. All runtimes take the same steps on the "
         "same batches of Fashion-MNIST from the same weights; losses are means over the ranks. "
         "The workers compute on the two cores that also carry their messages. When all have "
-        "trained and are settled, they take turns of 20 steps, in an order that changes; ratios "
+        f"trained and are settled, they take turns of {STEPS_OF_A_TURN} steps, in an order that "
+        "changes; ratios "
         "are of turns of the same round, mean and 95 % interval (Student's) over the rounds. "
         "Losses and the last two columns are of the trainings before; the last one says how far a "
         "runtime is from itself, and differences within it say nothing. Where there are no turns, "

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -29,6 +29,7 @@ MOST_S = 300.0
 ENDING_S = 45.0
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 WARM_PYTHON = Path(__file__).with_name("warm_python.py")
+MOST_FILES = 8  # that a request carries: where it writes, how it has ended, what it is given
 # What it imports besides ``preloaded``: to be named before the first script runs.
 ALSO_PRELOADED: list[str] = []
 # Of two that threads start at once, one would be forgotten and end, and its scripts with it.
@@ -141,12 +142,16 @@ class WarmPython:
         self._out, self._said = TemporaryFile(), TemporaryFile()  # noqa: SIM115 closed with us
         reading, told = os.pipe()
         files = [self._out.fileno(), self._said.fileno(), told, *given]
+        assert len(files) <= MOST_FILES
         with _STARTING:
             asking = _warm_python()
         socket.send_fds(asking, [json.dumps(request).encode()], files)
         os.close(told)
-        self._told = os.fdopen(reading)
-        self._process_id = int(self._told.readline())
+        # Not buffered: what is read ahead, nobody could wait for.
+        self._told = os.fdopen(reading, "rb", buffering=0)
+        process_id = self._told.readline()
+        assert process_id, "the Python that scripts are forked from has ended; it has said why"
+        self._process_id = int(process_id)
         self._exit_code: int | None = None
 
     def __enter__(self) -> Self:
@@ -173,7 +178,8 @@ class WarmPython:
     def end(self, number: signal.Signals) -> None:
         """Not where the end has been seen: its id may be another's by now."""
         if self._exit_code is None and not wait([self], 0):
-            os.kill(self._process_id, number)
+            with suppress(ProcessLookupError):  # it has ended, and we will be told so
+                os.kill(self._process_id, number)
 
 
 def _text(file: int) -> str:
@@ -186,9 +192,9 @@ def _warm_python() -> socket.socket:
 
     Who comes first starts it; it ends when the last has gone.
     """
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    place = Path(gettempdir(), f"gradweave-tests-{run}")
-    with place.with_suffix(".lock").open("w") as lock:
+    run_id = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    place = Path(gettempdir(), f"gradweave-tests-{run_id}")
+    with Path(gettempdir(), f"gradweave-tests-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -207,8 +213,8 @@ def _start_warm_python(place: Path) -> None:
         listening.listen()
         listening.set_inheritable(True)
         command = [sys.executable, str(WARM_PYTHON), str(listening.fileno()), *ALSO_PRELOADED]
-        # A thread could not be forked. It outlives us where others go on, so nobody waits for it.
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # forks would miss its threads
+        # Nobody waits for its end: where others go on, it outlives us.
         os.posix_spawn(sys.executable, command, environment)
 
 

@@ -27,8 +27,18 @@ _FROZEN = {"modules": 0}
 gc.disable()  # until tests begin: imports leave no garbage, and to look for it takes a second
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        return
+    gc.enable()  # in the process that starts others, and imports no tests
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
 def pytest_runtest_setup() -> None:
-    """Keep modules out of collections of garbage, whenever many have been imported.
+    """Keep what is alive out of collections of garbage, whenever many modules were imported.
 
     Tests that count what is left behind collect often, and would look at a million objects that
     stay until the end.
@@ -36,7 +46,6 @@ def pytest_runtest_setup() -> None:
     if len(sys.modules) > _FROZEN["modules"] + 200:
         gc.collect()
         gc.freeze()
-        gc.enable()
         _FROZEN["modules"] = len(sys.modules)
 
 

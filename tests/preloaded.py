@@ -1,5 +1,7 @@
 """What warm_python imports once, for every script and every rank of tests.
 
+make imports it once on a fresh checkout, as a plugin of pytest, so that it is compiled.
+
 It must leave no thread behind, for a forked process would not have it.
 """
 

@@ -34,7 +34,21 @@ def _second_rank_fails_while_the_first_waits(group):
 
 def _second_rank_dies(group):
     if group.rank() == 1:
+        os.write(2, b"no memory left")
         os._exit(3)
+
+
+def _with(group, tensor):
+    return tensor + group.rank()
+
+
+def _prepared(rank):
+    if rank == 1:
+        raise ValueError("no such device")
+
+
+def _returns_what_cannot_be_sent(group):
+    return lambda: group
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
@@ -64,8 +78,23 @@ def test_a_failing_rank_is_named(tmp_path):
 
 
 def test_a_dead_rank_is_named(tmp_path):
-    with pytest.raises(AssertionError, match="rank 1 died"):
+    with pytest.raises(AssertionError, match=r"(?s)rank 1 died.*no memory left"):
         on_processes(2, _second_rank_dies, scratch=tmp_path)
+
+
+def test_a_rank_that_fails_before_it_joins_is_named(tmp_path):
+    with pytest.raises(AssertionError, match=r"(?s)rank 1 failed.*no such device"):
+        on_processes(2, _sum_of_ranks, scratch=tmp_path, prepare=_prepared)
+
+
+def test_what_cannot_be_returned_is_a_failure(tmp_path):
+    with pytest.raises(AssertionError, match=r"(?s)rank 0 failed.*pickle"):
+        on_processes(1, _returns_what_cannot_be_sent, scratch=tmp_path)
+
+
+def test_tensors_go_to_ranks_and_come_back(tmp_path):
+    found = on_processes(2, _with, torch.ones(3), scratch=tmp_path)
+    assert [one.tolist() for one in found] == [[1.0] * 3, [2.0] * 3]
 
 
 def test_the_first_failure_is_reported_not_its_echo(tmp_path):

@@ -23,10 +23,10 @@ from types import ModuleType
 
 import preloaded
 import torch
+from commands import MOST_FILES
 
 __all__ = ["preloaded"]
 
-MOST_FILES = 8
 HUGE_PAGE_BYTES = 2**21
 MADV_COLLAPSE = 25  # of linux/mman.h; Python's mmap does not name it
 
@@ -61,15 +61,26 @@ def serve(listening: socket.socket) -> list[str] | None:
                 continue
             child = os.fork()
             if child == 0:
-                selector.close()
-                for each in (listening, *asking):
-                    each.close()
+                _close_all(selector)
                 return _made_ready(json.loads(request), *files)
             out, said, told, *given = files
             for file in (out, said, *given):
                 os.close(file)
-            os.write(told, f"{child}\n".encode())
+            with suppress(BrokenPipeError):  # where nobody waits for it any more
+                os.write(told, f"{child}\n".encode())
             selector.register(os.pidfd_open(child), selectors.EVENT_READ, (child, told))
+
+
+def _close_all(selector: selectors.BaseSelector) -> None:
+    """Close what belongs to the parent: a sibling's end would be seen only after this one's."""
+    for key in selector.get_map().values():
+        if isinstance(key.fileobj, socket.socket):
+            key.fileobj.close()
+        else:
+            _, told = key.data
+            os.close(key.fd)
+            os.close(told)
+    selector.close()
 
 
 def _has_come(listening: socket.socket) -> bool:
@@ -88,8 +99,7 @@ def _tell_how_it_ended(ended: int, child: int, told: int) -> None:
 
 def _made_ready(request: dict, out: int, said: int, told: int, *given: int) -> list[str]:
     os.close(told)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for file, number in ((out, 1), (said, 2)):
+    for file, number in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (said, 2)):
         os.dup2(file, number)
         os.close(file)
     os.environ.clear()
@@ -108,10 +118,10 @@ def gather_into_huge_pages() -> None:
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, _, _, file, *_ = line.split()
+        place, rights, _, _, inode, *_ = line.split()
         begin, end = (int(address, 16) for address in place.split("-"))
         begin, end = -(-begin // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, end - end % HUGE_PAGE_BYTES
-        if rights == "rw-p" and file == "0" and begin < end:
+        if rights == "rw-p" and inode == "0" and begin < end:  # no file's
             libc.madvise(begin, end - begin, MADV_COLLAPSE)
 
 

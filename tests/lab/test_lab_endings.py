@@ -86,10 +86,9 @@ def test_ctrl_c_ends_everything_with_130(launcher):
 
 
 def test_an_exception_in_the_block_ends_everything(namespaces):
-    before = descendants(os.getpid())  # such as a fork server of other tests
     with pytest.raises(ZeroDivisionError), Cluster(ClusterSpec(nodes=2)) as cluster:  # noqa: PT012
         job = cluster.start(["sleep", "600"])
-        processes = descendants(os.getpid()) - before
+        processes = descendants(cluster._control._process.pid)
         raise ZeroDivisionError
     wait_until_gone(processes)
     assert [found.status for found in job.wait(LIMIT_S).exits] == [-9, -9]

@@ -47,7 +47,7 @@ def on_ranks(world, *, lanes=1, **options):
     return files.loads(text, Network, origin="rank 0")
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_all_ranks_measure_the_same(world, small_trace):
     network = on_ranks(world, ways=ways(["all-reduce"], ["native", "ring"]))
     assert [(c.collective, c.beside, c.workers) for c in network.costs] == [
@@ -80,7 +80,7 @@ def test_other_operations_and_what_only_some_of_them_have():
     }
 
 
-@pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("lanes", [1, 2])
 def test_the_halves_of_an_all_reduce(small_trace, lanes):
     """What plans for both passes are made from."""
     halves = ("reduce-scatter", "all-gather")

@@ -566,7 +566,7 @@ return found;
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", [pytest.param("small", marks=pytest.mark.long), "trained"])
+@pytest.mark.parametrize("name", ["small", "trained"])
 def test_it_fits_and_is_kept_as_a_picture(request, name, width, theme):
     page = request.getfixturevalue(name)
     page.open(width=width, theme=theme)
@@ -593,7 +593,7 @@ return {
 """
 
 
-@pytest.mark.parametrize("name", [pytest.param("small", marks=pytest.mark.long), "trained"])
+@pytest.mark.parametrize("name", ["small", pytest.param("trained", marks=pytest.mark.long)])
 def test_on_paper_everything_is_drawn_and_light(request, name):
     """Also what nobody has scrolled to, and what was zoomed."""
     page = request.getfixturevalue(name)

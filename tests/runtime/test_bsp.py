@@ -68,8 +68,8 @@ def alone(world):
     ("collective", "world"),
     [
         *((name, 3) for name in COLLECTIVES),
-        pytest.param("mst", 1, marks=pytest.mark.long),
-        ("mst", 2),
+        ("mst", 1),
+        pytest.param("mst", 2, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize("name", LOOPS)

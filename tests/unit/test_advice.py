@@ -40,27 +40,28 @@ def unpriced(advice: Advice):
 
 
 @cache
-def advice_on(name):
-    """All shipped traces on one network: seconds, once for all laws."""
+def advice_on(name, traces):
+    """Shipped traces on one network: seconds, once for all laws."""
     network = load_network(name)
     return [
-        (trace, advise(trace, network, workers=NETWORKS[name]))
-        for trace in map(load_trace, trace_names())
+        (trace, advise(trace, network, workers=NETWORKS[name])) for trace in map(load_trace, traces)
     ]
 
 
-# With so many more ways to send a message that seconds pass.
-LONG = {"blueconnect-2x4-p100-pcie-10gbe", "gtopk-1gbe", "k80-10gbe"}
+# By formula there are so many more ways to send a message that all traces take seconds.
+BY_FORMULA = ("blueconnect-2x4-p100-pcie-10gbe", "gtopk-1gbe", "k80-10gbe")
+FEW_TRACES, ALL_TRACES = ("resnet20", "alexnet"), tuple(trace_names())
 
 
 @pytest.fixture(
     params=[
-        pytest.param(name, marks=[pytest.mark.long] if name in LONG else [])
-        for name in sorted(NETWORKS)
-    ]
+        *((name, FEW_TRACES if name in BY_FORMULA else ALL_TRACES) for name in sorted(NETWORKS)),
+        *(pytest.param((name, ALL_TRACES), marks=pytest.mark.long) for name in BY_FORMULA),
+    ],
+    ids=lambda given: f"{given[0]}-{len(given[1])}",
 )
 def advised(request):
-    return advice_on(request.param)
+    return advice_on(*request.param)
 
 
 def test_planned_buckets_are_never_slower_than_torchs(advised):

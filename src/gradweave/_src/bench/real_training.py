@@ -21,6 +21,9 @@ from gradweave._src.simulation import simulate
 from gradweave._src.timeline import Timeline
 from gradweave._src.trace import Trace
 
+# A turn of a runtime, when all are settled.
+STEPS_OF_A_TURN = 20
+
 
 class RealQuestion(Struct, frozen=True, kw_only=True):
     """What ranks are to train, and under which runtimes.
@@ -51,7 +54,7 @@ class Besides(Struct, frozen=True, kw_only=True):
 
 
 class RealAnswer(Struct, frozen=True, kw_only=True):
-    """What rank 0 answers: a step was taken, or one runtime's training is over, or all are."""
+    """What rank 0 answers: a step was taken, one runtime's training is over, turns are, or all."""
 
     series: LossSeries | None = None
     correct: bool = True  # weights are alike on all ranks

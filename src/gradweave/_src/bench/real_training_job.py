@@ -16,7 +16,12 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave._src.bench.jobs import answer, asked
 from gradweave._src.bench.peer_plans import TORCH
 from gradweave._src.bench.ranks import default_group
-from gradweave._src.bench.real_training import Besides, RealAnswer, RealQuestion
+from gradweave._src.bench.real_training import (
+    STEPS_OF_A_TURN,
+    Besides,
+    RealAnswer,
+    RealQuestion,
+)
 from gradweave._src.bench.regret import SETTLED
 from gradweave._src.bench.training import COMPUTE, OURS, SHARDED
 from gradweave._src.comm.small_messages import largest
@@ -36,7 +41,7 @@ from gradweave._src.workloads.models import MODELS
 
 # Few, for people wait.
 RECORD_STEPS = TRIAL_STEPS = 2
-WARMUP_STEPS, NOTED_STEPS, COMPUTED_STEPS, STEPS_OF_A_TURN = 2, 5, 12, 20
+WARMUP_STEPS, NOTED_STEPS, COMPUTED_STEPS = 2, 5, 12
 
 ComputeLoss = Callable[[nn.Module], torch.Tensor]
 TrainingStep = Callable[[ComputeLoss], torch.Tensor]
@@ -282,12 +287,13 @@ def answers(question: RealQuestion, group: dist.ProcessGroup) -> Iterator[RealAn
                 if question.turns > 0:
                     kept[runtime] = trained
                     until_all_have_trained.callback(until_it_has.pop_all().close)
-                del trained  # what is not kept goes with its threads
+                del trained  # or it would live beside the next one
             assert one.series is not None
             steps = max(steps, len(one.series.steps))
             yield one
         if question.turns > 0:
             yield RealAnswer(turns_s=in_turns(kept, group, data=data, turns=question.turns))
+            kept.clear()
     if question.for_folder and of_ours is not None:
         yield RealAnswer(besides=besides(of_ours, question, group, data))
 
