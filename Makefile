@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 IMPORTED := $(VENV)/.imported
+PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # Where it is set, every rank of every test would compile all of our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -150,10 +151,11 @@ presets: $(INSTALLED)
 # gigabytes, unless it is pointed at a CPU build.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	@# First a newer pip, which takes half as long; what is imported will be compiled, and no more.
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt pip
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile \
-		--constraint constraints.txt --editable '.[dev]'
+	@# First a newer pip, which takes half as long. What is imported will be compiled, and no more:
+	@# torch while the rest is installed.
+	$(BIN)/pip install $(PIP_OPTIONS) pip
+	$(BIN)/pip install $(PIP_OPTIONS) torch
+	$(BIN)/python -c "import torch._dynamo" & $(BIN)/pip install $(PIP_OPTIONS) --editable '.[dev]' && wait
 	touch $@
 
 $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt constraints-integrations.txt

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,7 @@ from gradweave._src.simulation import simulate
 pytestmark = pytest.mark.xdist_group("browser")  # some tests ask for it by a name that is given
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 WIDTHS = (1280, 390)
+PICTURES_IN_SHORT = {("small", 390, "light"), ("trained", 1280, "light")}
 # A busy machine is no failure, a page that hangs is one.
 READY_WITHIN_S = 30.0
 
@@ -251,6 +252,7 @@ return [...panel.querySelectorAll('.span')].filter((bar) => {
 """
 
 
+@pytest.mark.long
 def test_nobody_zooms_into_emptiness(browser, folder, tmp_path):
     """Beside a slow runtime a fast one fills the left of a common scale alone."""
     network = measured_network()
@@ -278,6 +280,7 @@ return [...document.querySelectorAll('.panel .block.backward')].map((block) => b
 """
 
 
+@pytest.mark.long
 def test_own_scales_where_one_would_squeeze_the_others(browser, folder, tmp_path):
     network = measured_network()
     dear = tuple(
@@ -564,9 +567,13 @@ return found;
 """
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["small", "trained"])
+@pytest.mark.parametrize(
+    ("name", "width", "theme"),
+    [
+        pytest.param(*one, marks=[] if one in PICTURES_IN_SHORT else pytest.mark.long)
+        for one in product(["small", "trained"], WIDTHS, ["light", "dark"])
+    ],
+)
 def test_it_fits_and_is_kept_as_a_picture(request, name, width, theme):
     page = request.getfixturevalue(name)
     page.open(width=width, theme=theme)

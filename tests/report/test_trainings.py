@@ -239,7 +239,7 @@ def page_of_three(mine, torchs, unknown):
     return make_page(read_folders([mine, torchs, unknown]))
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.long), 390])
 def test_trainings_fit_the_page(browser, tmp_path, page_of_three, width):
     page = Page(browser, tmp_path / "trainings.html", page_of_three)
     page.open(width=width)

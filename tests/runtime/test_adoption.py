@@ -56,7 +56,13 @@ def resumed(group, way):
     return is_adopted, at_once, again.findings().is_remembered, is_equal, again.explain()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=pytest.mark.long if way in {"views", "static"} else [])
+        for way in WAYS
+    ],
+)
 def test_a_wrapped_model_begins_with_an_earlier_runs_plan(tmp_path, way):
     """Seconds: whole courses of planning."""
     for adopted, at_once, remembered, is_equal, explained in on_two(resumed, way, scratch=tmp_path):

@@ -84,7 +84,8 @@ def test_without_a_plan_torchs_buckets_stay(tmp_path, where):
         assert explained == f"torch's own buckets stay: {WHY}."
 
 
-@pytest.mark.parametrize("where", [pytest.param("inside", marks=pytest.mark.long), "around"])
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["inside", "around"])
 def test_a_given_plan_is_used_and_stays(tmp_path, where):
     """Though all its buckets are smaller than the 1 MiB that torch.compile asks for."""
     options = {"plan": plan_of(1, 1, 3), "replan_when": 0.1}

@@ -89,14 +89,14 @@ def given_up(group, kind, options, breaks, broken_rank):
 @pytest.mark.parametrize(
     ("kind", "options", "breaks", "broken_rank"),
     [
-        (DistributedDataParallel, {}, at_its_beginning, 0),
+        pytest.param(DistributedDataParallel, {}, at_its_beginning, 0, marks=pytest.mark.long),
         (DistributedDataParallel, {}, at_its_beginning, 1),
         (DistributedDataParallel, {}, in_a_message, 1),
         (DistributedDataParallel, {}, between_messages, 1),
         (DistributedDataParallel, {}, in_its_planner, 0),
-        (ShardedDataParallel, {}, at_its_beginning, 1),
+        pytest.param(ShardedDataParallel, {}, at_its_beginning, 1, marks=pytest.mark.long),
         (ShardedDataParallel, {}, in_a_message, 0),
-        (ShardedDataParallel, {}, in_its_planner, 0),
+        pytest.param(ShardedDataParallel, {}, in_its_planner, 0, marks=pytest.mark.long),
         (DistributedDataParallel, {"compression": GTopK(density=0.1)}, in_selecting, 1),
         (DistributedDataParallel, {"compression": GTopK(density=0.1)}, as_pricing_begins, 1),
     ],

@@ -53,7 +53,13 @@ def made_and_dropped(group, options):
     return before, open_things(), hooks
 
 
-@pytest.mark.parametrize("options", [{}, {"plan": MADE}], ids=["planning", "planned"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="planning"),
+        pytest.param({"plan": MADE}, id="planned", marks=pytest.mark.long),
+    ],
+)
 def test_twenty_wrappers_leave_nothing(options, tmp_path):
     """Seconds: processes, which have torch's default group."""
     for before, after, hooks in on_processes(2, made_and_dropped, options, scratch=tmp_path):

@@ -61,7 +61,14 @@ def assert_equal(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Some of each kind: with and without momentum, with and without a state, one call for many.
+IN_SHORT = {"Adagrad", "AdamW", "SGD", "momentum", "foreach", "fused"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in IN_SHORT else pytest.mark.long) for name in OPTIMIZERS],
+)
 def test_in_parts_as_in_one(name):
     whole, _ = on_ranks(2, trained, OPTIMIZERS[name], {0, 1}, None)
     for parts in on_ranks(2, trained, OPTIMIZERS[name], set(), None):

@@ -170,7 +170,7 @@ def compiled(group, folder, where):
     return watched.metrics()["step"], all(torch.equal(a.grad, b.grad) for a, b in pairs)
 
 
-@pytest.mark.parametrize("where", ["inside", "around"])
+@pytest.mark.parametrize("where", ["inside", pytest.param("around", marks=pytest.mark.long)])
 def test_compiled_models(where, tmp_path):
     path = tmp_path / "torch"
     assert on_processes(2, compiled, str(path), where, scratch=tmp_path) == [(10, True)] * 2
