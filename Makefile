@@ -154,7 +154,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@# First a newer pip, which takes half as long. What is imported will be compiled, and no more:
 	@# torch while the rest is installed.
 	$(BIN)/pip install $(PIP_OPTIONS) pip
-	$(BIN)/pip install $(PIP_OPTIONS) torch
+	$(BIN)/pip install $(PIP_OPTIONS) numpy torch
 	$(BIN)/python -c "import torch._dynamo" & $(BIN)/pip install $(PIP_OPTIONS) --editable '.[dev]' && wait
 	touch $@
 
