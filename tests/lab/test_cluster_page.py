@@ -64,7 +64,8 @@ def test_installing_is_as_in_the_readme():
     first = readme.text.partition("\n")[0]
     assert first in SHELL[0].text
     assert "--constraint constraints.txt --editable" in first
-    assert "--constraint constraints.txt --editable" in (ROOT / "Makefile").read_text()
+    assert "--constraint constraints.txt\n" in (ROOT / "Makefile").read_text()  # PIP_OPTIONS
+    assert "$(PIP_OPTIONS) --editable '.[dev]'" in (ROOT / "Makefile").read_text()
 
 
 def test_what_is_typed_uses_what_was_set():
