@@ -15,7 +15,7 @@ from gradweave._src.costs import Link, flat
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Two shared cores: a slow example is a busy machine, not a failure. `make test-long` draws more.
-settings.register_profile("short", deadline=None, max_examples=30)
+settings.register_profile("short", deadline=None, max_examples=20)
 settings.register_profile("long", deadline=None, max_examples=100)
 settings.load_profile("short")
 

@@ -32,7 +32,7 @@ class Case(NamedTuple):
     look: Callable[[], str]
 
 
-def after_kills(case: str, folder: Path, *, most: int = EVERY_CALL) -> dict[str, Any]:
+def after_kills(case: str, folder: Path, *, most: int) -> dict[str, Any]:
     """What ``main`` prints: stops, what was found how often, unfinished files, what was last."""
     done = python(__file__, case, folder, most, most_s=MOST_S)
     if done.returncode == FORBIDDEN:

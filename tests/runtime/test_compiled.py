@@ -97,6 +97,7 @@ def test_a_given_plan_is_used_and_stays(tmp_path, where):
         assert sizes == [40, 20, 432]
 
 
+@pytest.mark.long
 def test_code_that_yields_gradients_in_another_order(tmp_path):
     """A compiled backward pass yields all at once, in the order of declaration; buckets stay."""
     options = {"plan": plan_of(2, 3)}

@@ -58,7 +58,7 @@ def with_plan(group, options, accumulate):
 
 
 @pytest.mark.parametrize("options", TORCH_OPTIONS.values(), ids=TORCH_OPTIONS)
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.filterwarnings("ignore:You passed find_unused_parameters")
 def test_a_given_plan_changes_no_bit(tmp_path, options, accumulate):
     assert on_two(with_plan, options, accumulate, scratch=tmp_path) == [True, True]

@@ -101,7 +101,7 @@ def same_weights(group, options, accumulate):
     return watched.metrics()["step"], all(map(torch.equal, *results))
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("options", TORCH_OPTIONS)
 def test_weights_are_the_same_bits(options, accumulate, tmp_path):
     """With three ranks, where a quotient would differ from a product."""

@@ -106,7 +106,7 @@ def test_any_number_of_parameter_servers(ranks):
         assert find_violation(schedule, "all-reduce") is None, servers
 
 
-@pytest.mark.parametrize("ranks", [8, 12, 24, 96])
+@pytest.mark.parametrize("ranks", [8, 12, 24, pytest.param(96, marks=pytest.mark.long)])
 def test_blueconnect_over_all_factorisations(ranks):
     tiers = {8: 4, 12: 8, 24: 20, 96: 112}
     found = list(factorisations(ranks))
