@@ -117,7 +117,9 @@ def answer(*given):
         return ended.code
 
 
-@pytest.mark.parametrize("verb", ["plan", "simulate", "advise"])
+@pytest.mark.parametrize(
+    "verb", ["plan", pytest.param("simulate", marks=pytest.mark.long), "advise"]
+)
 def test_any_argument_gives_an_answer_or_one_line(capsys, verb):
     """Seconds, for there are hundreds."""
     job = ["--trace", "alexnet", "--network", "k80-10gbe", "--workers", "4"]

@@ -27,6 +27,7 @@ def test_one_rank_of_each_host_sends_to_all_others(hosts, firsts):
     assert all(one.s_per_byte > 0 for one in answers[0])
 
 
+@pytest.mark.long
 def test_of_many_hosts_each_sends_to_a_few():
     hosts = [f"host{rank}" for rank in range(MOST_PEERS + 2)]
     found = on_threads(len(hosts), link_transfers, hosts)[0]

@@ -249,6 +249,7 @@ def warming_up(group):
     return seen, tried, str(found.worth)
 
 
+@pytest.mark.long
 def test_plans_are_tried_with_the_density_that_lasts(tmp_path):
     for seen, tried, worth in on_two(warming_up, scratch=tmp_path):
         assert seen["trying"] == seen["settled"] == {0.1}

@@ -46,7 +46,7 @@ def in_both(group, arguments):
     [
         {"timeline": True},
         {"compression": GTopK(0.2, whole_model=True)},
-        {"collective": "ring"},
+        pytest.param({"collective": "ring"}, marks=pytest.mark.long),
         {"precision": "int8"},
     ],
     ids=lambda arguments: next(iter(arguments)),

@@ -54,7 +54,8 @@ def asked(group, name, phase):
 
 
 @pytest.mark.parametrize(
-    "phase", ["input", pytest.param("forward", marks=pytest.mark.long), "backward"]
+    "phase",
+    ["input", *(pytest.param(one, marks=pytest.mark.long) for one in ("forward", "backward"))],
 )
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_rank_that_takes_long_is_named(name, phase, tmp_path):
