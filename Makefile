@@ -151,7 +151,7 @@ presets: $(INSTALLED)
 # gigabytes, unless it is pointed at a CPU build.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	@# First a newer pip, which takes half as long. What is imported will be compiled, and no more:
+	@# First a newer pip, which takes less time. What is imported will be compiled, and no more:
 	@# torch while the rest is installed.
 	$(BIN)/pip install $(PIP_OPTIONS) pip
 	$(BIN)/pip install $(PIP_OPTIONS) numpy torch

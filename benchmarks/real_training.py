@@ -116,11 +116,11 @@ def page(found: list[Trained], stem: str) -> str:
         "same batches of Fashion-MNIST from the same weights; losses are means over the ranks. "
         "The workers compute on the two cores that also carry their messages. When all have "
         f"trained and are settled, they take turns of {STEPS_OF_A_TURN} steps, in an order that "
-        "changes; ratios "
-        "are of turns of the same round, mean and 95 % interval (Student's) over the rounds. "
+        "changes; ratios are of turns of the same round, mean and 95 % interval (Student's) over "
+        "the rounds. "
         "Losses and the last two columns are of the trainings before; the last one says how far a "
         "runtime is from itself, and differences within it say nothing. Where there are no turns, "
-        "times are of the last 20 steps of these trainings.",
+        f"times are of the last {LAST_STEPS} steps of these trainings.",
     ]
     for experiment in EXPERIMENTS:
         for one in found:

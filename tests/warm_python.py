@@ -112,8 +112,8 @@ def _made_ready(request: dict, out: int, said: int, told: int, *given: int) -> l
 def gather_into_huge_pages() -> None:
     """Have Linux keep this process's memory in pages of 2 MB, of which a fork copies few entries.
 
-    With those of 4 kB a fork and its end take 25 ms of a core instead of 5, and tests fork
-    thousands of times. Where this can't be done (before Linux 6.1), nothing is lost but that.
+    With those of 4 kB a fork and its end take 25 ms of a core instead of 5, and tests fork more
+    than a thousand times. Where this can't be done (before Linux 6.1), nothing is lost but that.
     """
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

@@ -20,7 +20,7 @@ def noted_turns(group):
     return "".join(log[::steps]), {name: len(turns_s) for name, turns_s in found.items()}
 
 
-def test_every_runtime_is_first_as_often():
+def test_the_order_of_turns_changes():
     assert on_threads(2, noted_turns) == [("abcbcacababc", {"a": 4, "b": 4, "c": 4})] * 2
 
 
