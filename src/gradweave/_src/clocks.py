@@ -22,7 +22,7 @@ class Clock(Protocol):
     def mark(self) -> object: ...
 
     def has_passed(self, mark: object) -> bool:
-        """Whether the mark can be asked for; never waits."""
+        """Return whether the mark can be asked for; never waits."""
         ...
 
     def seconds(self, since: object, until: object) -> float:

@@ -47,7 +47,7 @@ class Awaited(Protocol):
 
 
 def carry_out(order: Order, act: Callable[[], object]) -> None:
-    """Do what an order says; tests put something else in its place that leaves one of them out."""
+    """Execute one ordering. Tests replace this function to leave single orderings out."""
     del order
     act()
 
@@ -80,7 +80,7 @@ def read_after(event: torch.Event, order: Order) -> None:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether what is asked for now becomes part of a graph, and is not done."""
+    """Return whether what is asked for now becomes part of a graph, and is not done."""
     if device.type == "cpu":
         return False
     ask = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)

@@ -1,4 +1,4 @@
-"""What is being written, beside its place: nobody else's, and not there for ever.
+"""Files are written beside their target and moved there when complete; leftovers are removed.
 
 A file or folder has a name of its own until it is whole, which no other process can have chosen:
 in a shared folder other hosts and containers write, too, and their process ids may be the same. Its

@@ -13,9 +13,13 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class Phases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One step of one rank; together they are the whole of it.
 
-    A step begins where the one before it ended. *input* is all that lies between two passes:
-    the optimizer's step, and waiting for data. The loss belongs to *backward*. *network* is what
-    this rank spends waiting for messages while it computes nothing.
+    A step begins where the one before it ended.
+
+    Attributes:
+        input_s: seconds between two passes: the optimizer's step, and waiting for data.
+        forward_s: seconds of the forward pass.
+        backward_s: seconds of the loss and the backward pass.
+        network_s: seconds that this rank waits for messages while it computes nothing.
     """
 
     input_s: float
@@ -28,6 +32,7 @@ class Phases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def step_s(self) -> float:
+        """How long the whole step takes."""
         return self.input_s + self.forward_s + self.backward_s + self.network_s
 
     @property
@@ -36,5 +41,6 @@ class Phases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.input_s + self.forward_s + self.backward_s
 
     def seconds(self, phase: Phase) -> float:
+        """Return how long this phase takes."""
         seconds: float = getattr(self, f"{phase}_s")
         return seconds

@@ -18,6 +18,14 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     ``recipe()`` of a wrapper returns one; give it, or a file of it, as ``plan`` of the next.
 
+    Attributes:
+        workers: how many there were.
+        device: the kind of device, such as "cpu".
+        plan: the plan that was chosen.
+        trace: the gradients that it was made for.
+        network: the costs that it was made with.
+        step_s: seconds of a training step with it; None if nobody measured.
+
     Raises:
         FormatError: by ``from_text`` and ``from_dict``, if they are given something else.
 
@@ -40,7 +48,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     plan: Plan
     trace: Trace
     network: Network
-    step_s: float | None  # what a training step took with it; None: nobody measured
+    step_s: float | None
 
     def why_not(self, *, workers: int, device: str) -> str | None:
         """Say what has changed since, in words; None where the plan still holds."""

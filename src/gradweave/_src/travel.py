@@ -9,7 +9,12 @@ ROUNDED_BY = "+"
 
 
 class Travel(NamedTuple):
-    """A way for gradients to travel: by this collective, rounded or thinned out like that."""
+    """A way for gradients to travel, such as ring+bf16.
+
+    Attributes:
+        collective: the name of the collective that sends them.
+        compression: how they are rounded or thinned out; None if they travel as they are.
+    """
 
     collective: str
     compression: Compression | None = None

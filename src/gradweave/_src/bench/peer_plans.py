@@ -56,13 +56,13 @@ def family(runtime: str) -> str:
 
 
 def is_tuned(runtime: str) -> bool:
-    """Whether the runtime's bucket_cap_mb is found by trying."""
+    """Return whether the runtime's bucket_cap_mb is found by trying."""
     name = parse_spec(runtime).name
     return name.endswith(SWEPT) and family(name) in TUNABLE
 
 
 def computes(runtime: str) -> bool:
-    """Whether predicting the runtime needs a measurement of what ranks compute for each bucket."""
+    """Return whether a prediction needs to know what ranks compute for each bucket."""
     return family(runtime) == POWER_SGD
 
 

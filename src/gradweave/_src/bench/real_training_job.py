@@ -185,7 +185,7 @@ def in_turns(
 
 
 def _is_alike(model: nn.Module, group: dist.ProcessGroup) -> bool:
-    """Whether all ranks have the same weights."""
+    """Return whether all ranks have the same weights."""
     total = sum(float(parameter.detach().double().sum()) for parameter in model.parameters())
     most, negated_least = largest(group, [total, -total])
     return most == -negated_least

@@ -54,12 +54,12 @@ class Trainee:
         return self.group.size() * (self.group.size() + 1) / 2
 
     def gradients_are(self, expected: float, *, within: float = 0.0) -> bool:
-        """Whether all gradients are ``expected`` on all ranks, up to the share ``within``."""
+        """Return whether all ranks have ``expected`` gradients, up to the share ``within``."""
         parameters = self.model.parameters()
         return self.on_all(*(is_filled(p.grad, expected, within=within) for p in parameters))
 
     def gradients_are_alike(self) -> bool:
-        """Whether gradients are alike on all ranks, and not zero."""
+        """Return whether gradients are alike on all ranks, and not zero."""
         return self.is_alike(
             sum(
                 float(parameter.grad.double().sum())
@@ -90,7 +90,10 @@ class Running(NamedTuple):
 
 
 class Seen(torch.optim.Optimizer):
-    """An optimizer without updates; it checks gradients and writes what is expected when asked."""
+    """An optimizer that changes nothing, unless it is asked for.
+
+    With ``expected`` set it checks gradients, and writes that value.
+    """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         super().__init__(parameters, {})

@@ -24,7 +24,7 @@ META, HOST = torch.device("meta"), torch.device("cpu")
 
 
 def plain_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Return what Accelerate, Fabric and their like have put a shell around."""
+    """Return the optimizer inside the wrappers of Accelerate, Fabric and similar libraries."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     for held in vars(optimizer).values():
@@ -53,7 +53,7 @@ def kept_for(optimizer: Optimizer) -> Mapping[nn.Parameter, Kept]:
 
 
 def has_state(optimizer: Optimizer, parameter: nn.Parameter) -> bool:
-    """Whether anything is kept yet; asking leaves no empty entry behind."""
+    """Return whether anything is kept yet; asking leaves no empty entry behind."""
     return bool(optimizer.state.get(parameter))
 
 

@@ -1,8 +1,9 @@
-"""Compare what else could be done: buckets, passes, precisions, batches and workers.
+"""Compare other ways to train this model on this network.
 
-For every trace, network and number of workers, what a step would take and how many samples it would
-train on in a second, what a rank keeps for its model (parameters, gradients, buckets, Adam's state;
-without activations), what changes in the results, and the code for it. Example:
+They are other buckets, passes, precisions, batches and workers. For every trace, network and number
+of workers it says what a step would take and how many samples it would train on in a second, what a
+rank keeps for its model (parameters, gradients, buckets, Adam's state; without activations), what
+changes in the results, and the code for it. Example:
 
   gradweave advise --trace bert-base --network k80-10gbe --workers 16
 """

@@ -1,11 +1,13 @@
-"""Measure: collectives and training on an emulated cluster, or on the one torchrun started.
+"""Measure collectives, selection and training.
 
+Collectives and training are measured on an emulated cluster, or on the one torchrun started.
 Examples:
 
   gradweave bench collectives --nodes 4 --rate 1gbit --op broadcast \\
       --algorithm native,linear-pipeline --size 64KB,32MB
   gradweave bench training --nodes 4 --rate 1gbit --trace densenet201 --parameter-scale 0.25 \\
       --forward 250ms --backward 500ms --runtime torch-ddp,torch-ddp-tuned,gradweave,wfbp,mgwfbp
+  gradweave bench select --density 0.001
   torchrun --nnodes 2 --nproc-per-node 4 … -m gradweave bench collectives --op all-reduce
   torchrun --nnodes 2 --nproc-per-node 4 … -m gradweave bench training --trace resnet50
 """

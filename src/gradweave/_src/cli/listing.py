@@ -1,6 +1,7 @@
-"""List what there is: traces, networks, planners, collectives, compressions and runtimes.
+"""List the names that other verbs take.
 
-Their names are what other verbs take; traces and networks may also be files. Examples:
+They are those of traces, networks, planners, collectives, compressions and runtimes; traces and
+networks may also be files. Examples:
 
   gradweave list
   gradweave list planners

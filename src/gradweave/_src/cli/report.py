@@ -1,7 +1,8 @@
-"""Make one page of runs to look at: timelines, times, scaling, plans, and sliders to ask what if.
+"""Make an HTML page of one or several runs.
 
-RUN is a folder that a training has written by save_run(), or `gradweave bench training`, or a
-folder of such folders. Several trainings are compared. Examples:
+It has timelines, times, scaling, plans, and sliders to ask what if. RUN is a folder that a training
+has written by save_run(), or `gradweave bench training`, or a folder of such folders. Several
+trainings are compared. Examples:
 
   gradweave report runs/mine runs/torch
   gradweave report runs/20250101-120000 --output report.html --perfetto trace.json

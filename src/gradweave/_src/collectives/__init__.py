@@ -299,13 +299,13 @@ def stages_of(
 
 
 def is_schedule(collective: str) -> bool:
-    """Whether it runs as one of ours: not by the backend, nor by groups for its tiers."""
+    """Return whether it runs as one of ours: not by the backend, nor by groups for its tiers."""
     name, argument = parse_spec(collective)
     tiers = set((argument or "").split("/"))
     return name != "native" and not (name == "blueconnect" and tiers & {"auto", "native"})
 
 
 def sums_copies(collective: str, topology: Topology) -> bool:
-    """Whether all-reduces by it make some sums on several ranks at once, from the same parts."""
+    """Return whether several ranks make the same sums, from the same parts, in its all-reduces."""
     schedule = build("all-reduce", collective, topology=topology, nbytes=MIB, link=GIGABIT_ETHERNET)
     return program(schedule, 0).sums_copies

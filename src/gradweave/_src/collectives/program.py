@@ -34,7 +34,10 @@ class Step(NamedTuple):
 
     @property
     def beside(self) -> bool:
-        """Whether it must arrive in memory of its own: to be added, or what it replaces leaves."""
+        """Whether the message needs a buffer of its own.
+
+        It does when it is added, or when the old content is still being sent.
+        """
         return self.kind is Kind.ADD or self.sent_too
 
 
@@ -85,7 +88,7 @@ def program(schedule: Schedule, rank: int) -> Program:
 
 
 def _swaps(one: Round) -> bool:
-    """Whether two ranks add each other's version of a block."""
+    """Return whether two ranks add each other's version of a block."""
     there = {
         (source, target): range(first, last)
         for source, target, first, last, add in zip(*(x.tolist() for x in one), strict=True)

@@ -146,7 +146,7 @@ class Communicator:
         return slices_for(nbytes, steps, owned=owned) if self._has_tags(device) else 1
 
     def _has_tags(self, device: torch.device) -> bool:
-        """Whether what sends the device's tensors tells messages between two ranks apart."""
+        """Return whether what sends the device's tensors tells messages between two ranks apart."""
         return backend_for(self.group, device) == "gloo"
 
     def _execute(

@@ -131,7 +131,7 @@ class _Walk:
             self._post(self.to_post.popleft())
 
     def _may_be_posted(self, place: int) -> bool:
-        """Whether there is room, and what it would overwrite left in an earlier round."""
+        """Return whether there is room, and what it would overwrite left in an earlier round."""
         if self.copied:
             return True
         step = self.steps[place]

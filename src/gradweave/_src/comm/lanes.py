@@ -61,13 +61,13 @@ class Lanes:
             thread.drain(within_s)
 
     def close(self, within_s: float | None = None) -> bool:
-        """End the threads when everything submitted is over; whether that was within so long."""
+        """End the threads when all submitted work is done, and return whether it was in time."""
         ended = [thread.close(within_s) for thread in self._threads]
         self._threads.clear()
         return all(ended)
 
     def include_this_thread(self) -> bool:
-        """Whether one of the threads is the caller's, which cannot wait for its own end."""
+        """Return whether one of the threads is the caller's, which cannot wait for its own end."""
         return any(thread.is_this_thread() for thread in self._threads)
 
 

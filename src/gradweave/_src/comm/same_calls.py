@@ -1,4 +1,4 @@
-"""Comparing notes before a kind of message travels for the first time."""
+"""Ranks check that they make the same call before a kind of message is first sent."""
 
 import torch.distributed as dist
 

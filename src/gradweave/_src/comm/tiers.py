@@ -62,7 +62,7 @@ def tiered_all_reduce(
 
 
 def _parts(tiers: Sequence[Runner], message: torch.Tensor) -> list[torch.Tensor]:
-    """Return this rank's part in each tier: the share it owns of its part in the tier before."""
+    """Return this rank's part of the message in each tier, a block of the one before."""
     parts = [message]
     for tier in tiers[:-1]:
         edges = block_edges(parts[-1].numel(), tier.group.size())

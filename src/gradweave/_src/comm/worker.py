@@ -115,7 +115,7 @@ class CommunicationThread:
         self._wait_for_streams(deadline_s)
 
     def close(self, within_s: float | None = None) -> bool:
-        """End when everything submitted is over; whether that was within so long."""
+        """End the thread when all submitted work is done, and return whether it was in time."""
         deadline_s = inf if within_s is None else time.monotonic() + within_s
         self._closed = True
         self._tasks.put(None)

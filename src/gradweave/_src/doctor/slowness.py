@@ -82,7 +82,7 @@ def doubtful_pairs(rates: Numbers) -> list[Pair]:
 
 
 def is_doubtful_together(share: float) -> bool:
-    """Whether another look is worth it, at what is left of a rate when everybody sends."""
+    """Return whether another look is worth it, at what is left of a rate when everybody sends."""
     return share < FAST_TOGETHER
 
 

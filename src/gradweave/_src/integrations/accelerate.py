@@ -1,6 +1,6 @@
 """Accelerate: `accelerator.prepare` with our wrapper.
 
-from gradweave._src.integrations.accelerate import use_gradweave
+from gradweave.integrations.accelerate import use_gradweave
 use_gradweave(accelerator)
 """
 
@@ -29,10 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 class InUse(TellsOfWrappers):
-    """Our wrapper in the place of torch's, for the models that one accelerator prepares.
+    """The connection between one Accelerator and Gradweave; ``use_gradweave`` returns it.
 
-    Everything else in the process keeps torch's class: torch's name stands for ours only while this
-    accelerator wraps a model. `undo()`, or the end of a ``with`` block, gives that back, too.
+    Models that this accelerator prepares are wrapped by Gradweave's class. Everything else in the
+    process keeps torch's: torch's name stands for ours only while this accelerator wraps a model.
+    ``undo()``, or the end of a ``with`` block, gives that back, too.
     """
 
     def __init__(self, accelerator: Accelerator, options: dict[str, Any]) -> None:
@@ -55,7 +56,7 @@ class InUse(TellsOfWrappers):
         self._changed.callback(delattr, accelerator, _IN_USE)
 
     def move_to(self, accelerator: Accelerator) -> None:
-        """Be in use with this one instead, which has come into the place of the other."""
+        """Connect this accelerator instead of the other, whose place it has taken."""
         self._changed.close()
         self._change(accelerator)
 
@@ -123,9 +124,29 @@ def _recipe_files(folder: str | os.PathLike[str]) -> dict[int, Path]:
 
 
 def use_gradweave(accelerator: Accelerator, **options: Any) -> InUse:
-    """Have ``accelerator.prepare`` wrap models by our class, with these options of it.
+    """Have ``accelerator.prepare`` wrap models by Gradweave's DistributedDataParallel.
 
-    What is returned tells what was found: `explain()`, `findings()`, `plan`, `recipe()`. States
-    that the accelerator saves hold the recipes, and loading one begins with them.
+    States that the accelerator saves hold the recipes of its models, and loading one begins with
+    them.
+
+    Args:
+        accelerator: whose models are wrapped; call this before ``prepare``.
+        **options: of gradweave.DistributedDataParallel, beside those of torch's that the
+            accelerator gives.
+
+    Returns:
+        What tells what was found, by ``explain()``, ``findings()``, ``plan`` and ``recipe()``, and
+        what ends it, by ``undo()``.
+
+    Raises:
+        RequestError: if this accelerator uses Gradweave already.
+
+    Examples:
+        With Accelerate:
+
+            accelerator = Accelerator()
+            in_use = use_gradweave(accelerator, precision="exact")
+            model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            print(in_use.explain())  # after some hundred steps
     """
     return InUse(accelerator, options)

@@ -1,6 +1,6 @@
 """Strategies for Lightning's Trainer and Fabric; importing this registers them as "gradweave".
 
-import gradweave._src.integrations.lightning
+import gradweave.integrations.lightning
 Trainer(strategy="gradweave")
 """
 

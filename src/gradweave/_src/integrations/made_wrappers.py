@@ -79,9 +79,9 @@ class MadeWrappers:
 
 
 def _agreed(are_there: Sequence[bool]) -> list[bool]:
-    """Return what holds on all ranks, as far as all of them say something; ask all of them.
+    """Return which wrappers are alive on all ranks.
 
-    Python frees what goes round in circles when it likes to, on each rank for itself.
+    Every rank calls it, for garbage is collected at different times.
     """
     group = dist.group.WORLD if dist.is_initialized() else None
     if group is None:

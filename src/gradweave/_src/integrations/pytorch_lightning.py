@@ -1,6 +1,6 @@
-"""The strategies of `gradweave._src.integrations.lightning`, for users of `pytorch_lightning`.
+"""The strategies of `gradweave.integrations.lightning`, for users of `pytorch_lightning`.
 
-import gradweave._src.integrations.pytorch_lightning
+import gradweave.integrations.pytorch_lightning
 Trainer(strategy="gradweave")
 """
 

@@ -40,7 +40,7 @@ class _InTorchsPlace(ABCMeta):
 
 
 def _stands_in(cls: type) -> bool:
-    """Whether this is a stand-in itself, not a class that a script derives from one."""
+    """Return whether this is a stand-in itself, not a class that a script derives from one."""
     return "stands_for_torchs" in vars(cls)
 
 

@@ -1,6 +1,6 @@
 """Transformers: `Trainer.train` with our wrapper.
 
-from gradweave._src.integrations.transformers import use_gradweave
+from gradweave.integrations.transformers import use_gradweave
 use_gradweave(trainer)
 """
 
@@ -56,10 +56,29 @@ class GradweaveCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def use_gradweave(trainer: Trainer, **options: Any) -> InUse:
-    """Have ``trainer.train`` wrap its model by our class, with these options of it.
+    """Have ``trainer.train`` wrap its model by Gradweave's DistributedDataParallel.
 
-    What is returned tells what was found: `explain()`, `findings()`, `plan`, `recipe()`. A training
-    that is resumed from a checkpoint begins with the recipe that is in it.
+    A training that is resumed from a checkpoint begins with the recipe that is in it.
+
+    Args:
+        trainer: whose model is wrapped; call this before ``train``.
+        **options: of gradweave.DistributedDataParallel, beside those of torch's that the trainer
+            gives.
+
+    Returns:
+        What tells what was found, by ``explain()``, ``findings()``, ``plan`` and ``recipe()``, and
+        what ends it, by ``undo()``.
+
+    Raises:
+        RequestError: if the trainer's accelerator uses Gradweave already.
+
+    Examples:
+        With Transformers:
+
+            trainer = Trainer(model=model, args=arguments, train_dataset=dataset)
+            in_use = use_gradweave(trainer)
+            trainer.train()
+            print(in_use.explain())
     """
     in_use = use_with_accelerator(trainer.accelerator, **options)
     callback, train = GradweaveCallback(trainer, in_use), trainer.train

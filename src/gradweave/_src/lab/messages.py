@@ -32,7 +32,7 @@ class StartRank(Struct, frozen=True, tag=True):
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """End the job's ranks: politely, and after ``grace_s`` without mercy."""
+    """End the job's ranks by SIGTERM, and after ``grace_s`` by SIGKILL."""
 
     job: int
     grace_s: float

@@ -10,11 +10,17 @@ _READ_BYTES = 2**20
 
 
 class OutputLine(Struct, frozen=True):
-    """A line that a rank has written, as ``on_line`` of ``Cluster.start`` is given it."""
+    """A line that a rank has written, as ``on_line`` of ``Cluster.start`` is given it.
+
+    Attributes:
+        rank: who wrote it.
+        text: the line, without its end.
+        is_error: whether it was written to stderr.
+    """
 
     rank: int
     text: str
-    is_error: bool  # whether it was written to stderr
+    is_error: bool
 
 
 class LinePipe:

@@ -97,7 +97,7 @@ def _slowest(communicator: Communicator, seconds: float) -> float:
 def _is_correct(
     communicator: Communicator, operation: Operation, name: str, message: torch.Tensor
 ) -> bool:
-    """Whether small integers, whose sums are exact, come out bit for bit; zeros are left."""
+    """Return whether small integers, whose sums are exact, come out bit for bit; zeros are left."""
     ranks, rank = communicator.group.size(), communicator.group.rank()
     counting = torch.arange(message.numel(), dtype=torch.float32) % 7
     message.copy_(counting + rank)

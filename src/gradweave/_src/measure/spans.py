@@ -162,7 +162,10 @@ class SpanRecorder:
         return self._clock.on_host_s(self._begin.moment)
 
     def timeline(self, *, since_begin_s: float = 0.0) -> Timeline:
-        """Return the step in seconds since forward began, or since so long before that."""
+        """Return the timeline of the last step.
+
+        Times count from ``since_begin_s`` before forward began.
+        """
         clock, begin = self._clock, self._begin.moment
         step = self._steps()[-1]
         for mark in (self._begin, self._backward, self._ready):

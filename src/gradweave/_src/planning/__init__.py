@@ -239,19 +239,19 @@ def make_plan(
 def default_collective(
     network: Network, *, compression: Compression | None = None, passes: Passes = "backward"
 ) -> str:
-    """Return by what messages travel where nobody has said: only schedules of ours can round."""
+    """Return the collective that is used by default; rounded messages need one of ours."""
     if compression is not None and compression.rounding is not None:
         return FOR_ROUNDED
     return network.default_for(*OPERATIONS[passes])
 
 
 def is_compressible(trace: Trace) -> bool:
-    """Whether its gradients are float32, which rounding has prices for."""
+    """Return whether its gradients are float32, which rounding has prices for."""
     return all(tensor.bytes_per_element == COMPRESSIBLE_BYTES for tensor in trace.tensors)
 
 
 def priced_share(trace: Trace, compression: Compression | None) -> float:
-    """Return how many bytes a message is priced for, for each byte of its gradients.
+    """Return the factor between the bytes of gradients and the bytes for which costs are given.
 
     Prices of compressed messages are over gradients of 4 bytes. A sparse one carries 4 bytes for
     each gradient that it sends, also where gradients have 2: it costs what a message of twice the

@@ -29,7 +29,7 @@ def explained(runtime: str) -> str | None:
 
 
 def is_lossy(runtime: str, plan: Plan | None = None) -> bool:
-    """Whether it changes the training: by its name, or because its plan makes messages smaller."""
+    """Return whether it changes the training, by its name or by a plan with smaller messages."""
     name, argument = parse_spec(runtime)
     if name in LOSSY or (name == OURS and argument not in {None, EXACT}):
         return True

@@ -53,7 +53,7 @@ class Announcements:
         self._own[after_pass] = text
 
     def heard(self) -> str | None:
-        """Return what holds after the pass that is over, on a rank that expects something."""
+        """Return the announcement that takes effect after the last pass, or None."""
         if self.board.rank == 0:
             return self._own.pop(self.passes, None)
         self._catch_up()

@@ -57,7 +57,7 @@ def require_elementwise(optimizer: Optimizer, trusted: Collection[type[Optimizer
 
 
 def knows_parameters_by_themselves(optimizer: Optimizer) -> bool:
-    """Whether updating some parameters now and others later is the same as updating all at once.
+    """Return whether parameters that are updated one after the other get the same as all at once.
 
     So it is for torch's own classes, which keep a state for each parameter and count its steps
     there; a class derived from one may count its own.

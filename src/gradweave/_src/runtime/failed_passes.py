@@ -62,7 +62,7 @@ HINTS = {
 
 
 def _is_of_model(called_by_forward: list[CodeType]) -> bool:
-    """Whether a module was called: torch's own code is between it and whoever calls it."""
+    """Return whether a module was called: torch's own code is between it and whoever calls it."""
     return any(code.co_filename == MODULE_FILE for code in called_by_forward)
 
 

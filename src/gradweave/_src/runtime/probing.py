@@ -52,7 +52,7 @@ class Budget:
         self.sent_bytes += self._bytes_of(size)
 
     def allows(self, sizes: Sequence[int]) -> bool:
-        """Whether these will be within what is allowed, as far as other sizes tell."""
+        """Return whether these will be within what is allowed, as far as other sizes tell."""
         return (
             self.spent_s + sum(map(self._expected_s, sizes)) <= self._command.within_s
             and self.sent_bytes + sum(map(self._bytes_of, sizes)) <= self._command.within_bytes

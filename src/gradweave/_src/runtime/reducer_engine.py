@@ -45,7 +45,7 @@ class ReducerEngine:
         self._torchs_messages = 0  # of those, once it has said how many
 
     def step_is_over(self) -> bool:
-        """Whether there was a synchronised backward pass since this was asked last."""
+        """Return whether there was a synchronised backward pass since this was asked last."""
         is_over, self._noted = has_reduced_since(self._live, self._noted)
         return is_over
 
@@ -97,7 +97,7 @@ class ReducerEngine:
         return names if sorted(sizes) == sorted(torch_bucket_bytes(self._live)) else None
 
     def look_again(self, last_gradient: LastGradient) -> None:
-        """Have it look for the end of backward where that was in the last pass."""
+        """Expect the end of backward at the gradient that came last in the previous pass."""
         names = [name for bucket in self._installed for name in bucket] or list(self._parameters)
         in_order = [self._parameters[name] for name in names]
         last_gradient.look_again(noted_gradients(self._live), in_order)

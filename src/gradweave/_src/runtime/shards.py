@@ -19,12 +19,17 @@ Gather = Callable[[torch.Tensor, str], object]
 class OwnedPart(NamedTuple):
     """Which elements of a parameter are a rank's, in the order in which its memory has them.
 
-    ``ShardedDataParallel.owned`` returns one: elements ``first`` up to ``last`` of a parameter of
-    this shape, whose memory has no gaps.
+    ``ShardedDataParallel.owned`` returns one.
+
+    Attributes:
+        shape: the parameter's shape.
+        strides: the parameter's strides in elements, without gaps.
+        first: the first element that this rank updates.
+        last: the element behind its last one; equal to ``first`` if it updates none.
     """
 
     shape: torch.Size
-    strides: tuple[int, ...]  # without gaps
+    strides: tuple[int, ...]
     first: int
     last: int
 
@@ -105,7 +110,7 @@ class Shards:
                 shard.grad.add_(gradient)
 
     def counted_gradients(self) -> list[torch.Tensor]:
-        """Return the gradients of which all ranks together have each element once."""
+        """Return gradients such that every element is on exactly one rank, for norms over all."""
         found = (
             self.by_name[name].grad
             for name, place in self._places.items()
@@ -130,7 +135,7 @@ class Shards:
         self._changes_then[parameter] = changes_in_place(shard.grad)
 
     def is_discarded(self, parameter: nn.Parameter) -> bool:
-        """Whether the shard's gradient has been zeroed since something was added up."""
+        """Return whether the shard's gradient has been zeroed since something was added up."""
         then = self._changes_then.pop(parameter, None)
         if then is None:
             return False
@@ -272,5 +277,5 @@ def _all_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
 
 
 def is_of_elements(value: object) -> bool:
-    """Whether it has a value for each element of a shard; others are numbers, such as the step."""
+    """Return whether it has a value for each element of a shard; the number of steps has not."""
     return isinstance(value, torch.Tensor) and value.dim() == 1

@@ -144,7 +144,7 @@ class StepClock:
         return None
 
     def looks_away(self) -> None:
-        """Time nothing of the pass that begins, for it is captured, not run."""
+        """Do not time the pass that begins: it is captured into a graph and does not run now."""
         self._marks, self._phase, self._is_synchronised, self._is_whole = [], None, False, False
 
     def forget(self) -> None:

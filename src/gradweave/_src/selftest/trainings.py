@@ -13,7 +13,7 @@ FEATURES = 24
 
 
 def small_model(device: torch.device) -> nn.Module:
-    """Return the same on every rank; several tensors of different sizes."""
+    """Return a small model, the same on every rank, with tensors of different sizes."""
     torch.manual_seed(0)
     layers = [nn.Linear(FEATURES, 48), nn.Tanh(), nn.Linear(48, 40), nn.Tanh(), nn.Linear(40, 8)]
     return nn.Sequential(*layers).to(device)

@@ -19,7 +19,7 @@ from gradweave._src.vocabulary import Way
 
 
 class SimpleBuckets(StrEnum):
-    """Buckets that need no plan."""
+    """Ways to group gradients without a plan."""
 
     ONE = "everything in one bucket"
     ORIGINAL = "what the wrapper began with"

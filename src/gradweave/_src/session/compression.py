@@ -17,6 +17,10 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """Predicted iterations with compression, and with the best plan without it.
 
     ``str()`` of it says in a sentence whether compression pays.
+
+    Attributes:
+        compressed_s: predicted seconds of an iteration with compression.
+        dense_s: predicted seconds with the best plan without compression.
     """
 
     compressed_s: float
@@ -69,7 +73,7 @@ def _least_s_per_byte(network: Network, compression: Compression, workers: int) 
 
 
 def verdict(trace: Trace, plan: Plan, network: Network, *, workers: int) -> Verdict | None:
-    """Whether the plan's compression pays; None where it sends nothing compressed."""
+    """Return whether the plan's compression pays; None where it sends nothing compressed."""
     if not any(bucket.is_sparse for bucket in plan.buckets):
         return None
     dense = make_plan(

@@ -50,11 +50,12 @@ Exposed = Callable[[Phases, float], float]
 
 
 def exposed_beside(now: Phases, sent: Sent | None) -> Exposed:
-    """Tell for other ranks and links what ``now``, the slowest rank, is seen to wait for.
+    """Return a function that predicts how long the slowest rank waits for messages.
 
-    It is simulated where it is known what is sent: a shorter backward pass hides less, and shorter
-    messages also wait less for each other. The network is taken to be as slow as it is now, not as
-    it was learnt. Otherwise backward hides what it hides now.
+    Its arguments are that rank's phases, and how many times as long as now links take; ``now`` is
+    what was measured. It simulates where it is known what is sent: a shorter backward pass hides
+    less, and shorter messages also wait less for each other. The network is taken to be as slow as
+    it is now, not as it was learnt. Otherwise backward hides what it hides now.
     """
 
     def as_now(slowest: Phases, times_as_long: float) -> float:
@@ -77,7 +78,7 @@ def exposed_beside(now: Phases, sent: Sent | None) -> Exposed:
 
 
 def _times_as_long(sent: Sent, now: Phases) -> float:
-    """Return how many times as long as learnt messages take, if that exposes so much of them."""
+    """Return by which factor messages are slower than learnt, judged by what of them is exposed."""
     low, high = log(LEAST_TIMES), log(MOST_TIMES)
     for _ in range(HALVINGS):
         middle = (low + high) / 2

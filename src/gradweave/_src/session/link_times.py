@@ -44,5 +44,5 @@ def link_times(transfers: Iterable[Transfer]) -> dict[int, list[float]]:
 
 
 def _of_the_faster(bursts: Sequence[float]) -> float:
-    """Return the slowest of the fastest third, which one slow peer of two does not reach."""
+    """Return the time at the first tercile, which one slow peer of two cannot raise."""
     return sorted(bursts)[(len(bursts) - 1) // 3]

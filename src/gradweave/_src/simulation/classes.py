@@ -185,7 +185,7 @@ class _Places:
         return latency_s + slowest_s
 
     def _differ(self, place: IntArray, target: IntArray, ranks: int) -> np.ndarray:
-        """Whether two places are in different groups of so many neighbouring ranks."""
+        """Return whether two places are in different groups of so many neighbouring ranks."""
         if ranks >= self._axis.stride * self._axis.size:
             return np.zeros(len(place), dtype=bool)
         inside = self._places_in(ranks)

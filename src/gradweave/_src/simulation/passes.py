@@ -15,7 +15,7 @@ class PassesCompared(Struct, frozen=True, kw_only=True):
 
     @property
     def faster(self) -> Simulated:
-        """The faster of both, which is never slower than backward alone; of equals, both passes."""
+        """The faster of the two; both passes if they are equally fast."""
         return min(self.both, self.backward, key=lambda one: one.outcome.iteration_s)
 
     @property

@@ -82,7 +82,7 @@ class Gathering:
 
 
 class Merging:
-    """Sums of more and more ranks, of which k are kept at every merge.
+    """A participant that adds vectors pair by pair, and keeps the k largest sums each time.
 
     ``lossy`` is the paper's way: a rank takes back what it has sent where nothing is applied. What
     a merge drops at an index that survives through other ranks is then in nobody's residual.

@@ -93,7 +93,7 @@ def add_all(vectors: list[SparseVector]) -> SparseVector:
 
 
 def part_largest(vector: SparseVector, k: int) -> Parted:
-    """Part the k of largest magnitude from the others; of equals the smaller index is larger."""
+    """Split off the k elements of largest magnitude; between equals the smaller index wins."""
     if len(vector) <= k:
         return Parted(vector, like(vector))
     fast = kernels()

@@ -27,7 +27,8 @@ class Densities:
     Args:
         warmup: the densities at first; an empty tuple begins with the last one.
         final: the last one.
-        steps_each: the steps of an epoch, or 1 for who asks by epochs.
+        steps_each: the steps of an epoch, or 1, if you pass epochs instead of steps to ``at()``. A
+            warm-up needs it.
 
     Raises:
         RequestError: if a density is not above 0 and at most 1, or a warm-up has no ``steps_each``.

@@ -28,7 +28,12 @@ CLASSES = 10  # of Fashion-MNIST and of CIFAR-10 alike
 
 
 class Scale(NamedTuple):
-    """Mean and standard deviation of each channel, where black is 0 and white is 1."""
+    """How bright the pixels of a data set are, where black is 0 and white is 1.
+
+    Attributes:
+        mean: the mean of each channel.
+        std: the standard deviation of each channel.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -43,6 +48,11 @@ CIFAR10 = Scale(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
 class Images:
     """Images as they are in their file, and what each one shows.
 
+    Attributes:
+        pixels: uint8 by image, channel, row and column.
+        labels: int64, the class of each image.
+        scale: mean and deviation of each channel, for ``normalised``.
+
     Raises:
         RequestError: if pixels, labels and scale do not fit each other.
 
@@ -52,8 +62,8 @@ class Images:
         torch.Size([2, 1, 28, 28])
     """
 
-    pixels: torch.Tensor  # uint8: image, channel, row, column
-    labels: torch.Tensor  # int64: image
+    pixels: torch.Tensor
+    labels: torch.Tensor
     scale: Scale
 
     def __post_init__(self) -> None:
@@ -178,6 +188,10 @@ def flipped_and_cropped(
 class Text:
     """A text as numbers, the places of its characters in its vocabulary; ``load_text`` reads one.
 
+    Attributes:
+        vocabulary: each of its characters once, in order of code points.
+        codes: int64, the place of each character in the vocabulary.
+
     Examples:
         >>> text = gradweave.workloads.Text(vocabulary="ab", codes=torch.tensor([0, 1, 1, 0, 1]))
         >>> inputs, targets = text.windows(2)
@@ -185,8 +199,8 @@ class Text:
         ([[0, 1], [1, 0]], [[1, 1], [0, 1]])
     """
 
-    vocabulary: str  # each character once, in order of code points
-    codes: torch.Tensor  # int64
+    vocabulary: str
+    codes: torch.Tensor
 
     def windows(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the text in pieces, one a row, and for each character the one that follows it.
@@ -236,6 +250,13 @@ class Batches:
     All ranks' batches of one step, in rank order, are the batch that one worker with
     ``world * batch_size`` would have. Examples too few for one more step wait for the next epoch.
 
+    Attributes:
+        examples: how many there are.
+        batch_size: examples of one rank in a step.
+        world: how many ranks there are.
+        rank: whose batches these are.
+        seed: what the orders depend on; the same on all ranks.
+
     Raises:
         RequestError: if a number is out of range, or there are too few examples for a step.
 
@@ -246,7 +267,7 @@ class Batches:
     """
 
     examples: int
-    batch_size: int  # of one rank
+    batch_size: int
     world: int = 1
     rank: int = 0
     seed: int = 0

@@ -15,6 +15,11 @@ EMBEDDING_STD = 0.02
 class SmallCNN(nn.Sequential):
     """A model of two convolutions and two linear layers, for images of 28 x 28.
 
+    Args:
+        channels: channels of an image.
+        classes: how many scores it returns.
+        width: channels of the first convolution; the second has twice as many.
+
     Examples:
         >>> gradweave.workloads.SmallCNN()(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 10])
@@ -61,9 +66,9 @@ def resnet20(
     It has three stages of three blocks.
 
     Args:
-        channels: of an image.
+        channels: channels of an image.
         classes: how many scores it returns.
-        width: of the first stage; the others have two and four times as many channels.
+        width: channels of the first stage; the others have two and four times as many channels.
         normalization: batch normalisation sees one worker's images, so with it training on several
             workers is not the training on one that has all of their images; without it, it is.
 
@@ -127,7 +132,7 @@ def vgg16(channels: int = 3, classes: int = 10, *, width: int = 64) -> nn.Sequen
     """Return VGG-16 as it is used for 32 x 32: thirteen normalised convolutions, one linear layer.
 
     Args:
-        channels: of an image.
+        channels: channels of an image.
         classes: how many scores it returns.
         width: channels of the first convolutions; the last ones have eight times as many.
 
@@ -156,6 +161,10 @@ class CharLSTM(nn.Module):
     """A model that tells the next character from those before it in its window, by two LSTM layers.
 
     It takes codes as (window, place) and returns scores as (window, character, place).
+
+    Args:
+        vocabulary: how many characters there are.
+        width: numbers in an embedding and in each layer's state.
 
     Examples:
         >>> gradweave.workloads.CharLSTM(vocabulary=30)(torch.zeros(2, 16, dtype=torch.int64)).shape
@@ -210,6 +219,13 @@ class CharTransformer(nn.Module):
     It takes codes as (window, place), at most ``window`` of them, and returns scores as (window,
     character, place). As in GPT-2 the head is the embedding, whose gradient is complete last and
     which forward needs first.
+
+    Args:
+        vocabulary: how many characters there are.
+        width: numbers in an embedding; a multiple of ``heads``.
+        layers: how many blocks of attention and linear layers it has.
+        heads: how many heads each attention has.
+        window: the longest window, in characters.
 
     Examples:
         >>> small = gradweave.workloads.CharTransformer(vocabulary=30, width=24, layers=1)
