@@ -10,12 +10,12 @@ from strategies import costs, traces
 
 from gradweave import CollectiveCost, Network, UnknownCost, load_network, load_trace, simulate
 from gradweave._src.advice import Advice, advise, faster_with_same_batch
-from gradweave._src.advice.job import EQUALLY_FAST
+from gradweave._src.advice.job import EQUALLY_FAST, Job
 from gradweave._src.advice.ways import WAYS
 from gradweave._src.compression import ROUNDING_NAMES
 from gradweave._src.costs import Line, Link, flat
 from gradweave._src.planning import make_plan
-from gradweave._src.presets import trace_names
+from gradweave._src.presets import network_names, trace_names
 
 pytestmark = pytest.mark.xdist_group("advice")  # what is advised is found once
 
@@ -51,12 +51,13 @@ def advice_on(name, traces):
 # By formula there are so many more ways to send a message that all traces take seconds.
 BY_FORMULA = ("blueconnect-2x4-p100-pcie-10gbe", "gtopk-1gbe", "k80-10gbe")
 FEW_TRACES, ALL_TRACES = ("resnet20", "alexnet"), tuple(trace_names())
+SOME_TRACES = (*FEW_TRACES, "bert-base", "googlenet-k80", "llama-1b", "resnet50", "vgg16")
 
 
 @pytest.fixture(
     params=[
-        *((name, FEW_TRACES if name in BY_FORMULA else ALL_TRACES) for name in sorted(NETWORKS)),
-        *(pytest.param((name, ALL_TRACES), marks=pytest.mark.long) for name in BY_FORMULA),
+        *((name, FEW_TRACES if name in BY_FORMULA else SOME_TRACES) for name in sorted(NETWORKS)),
+        *(pytest.param((name, ALL_TRACES), marks=pytest.mark.long) for name in sorted(NETWORKS)),
     ],
     ids=lambda given: f"{given[0]}-{len(given[1])}",
 )
@@ -69,6 +70,28 @@ def test_planned_buckets_are_never_slower_than_torchs(advised):
         options = named(advice)
         for torchs in ("torch-ddp", "torch-ddp-tuned"):
             assert options["exact"].step_s <= options[torchs].step_s * ROUNDED_ERROR
+
+
+@pytest.mark.parametrize(
+    "traces", [SOME_TRACES, pytest.param(ALL_TRACES, marks=pytest.mark.long)], ids=len
+)
+@pytest.mark.parametrize("name", network_names())
+def test_tuned_buckets_are_never_slower_than_those_of_torch_as_it_comes(name, traces):
+    """On every shipped network, by these two ways alone: all of them would take minutes."""
+    network = load_network(name)
+    workers = max(network.known_workers, default=8)
+    for trace in traces:
+        job = Job(load_trace(trace), network, workers=workers)
+        default, tuned = WAYS["torch-ddp"](job), WAYS["torch-ddp-tuned"](job)
+        assert tuned.step_s <= default.step_s, trace
+        assert (tuned.code == default.code) == (tuned.step_s == default.step_s), trace
+
+
+def test_where_torchs_own_buckets_are_the_best_nothing_is_tuned():
+    advice = advise(load_trace("resnet50"), load_network("mpi-10gbe-measured"), workers=8)
+    assert (
+        named(advice)["torch-ddp-tuned"].code == "torch.nn.parallel.DistributedDataParallel(model)"
+    )
 
 
 def test_rounding_is_never_slower_than_exact_or_one_format_alone(advised):

@@ -11,17 +11,23 @@ from strategies import curves
 from gradweave import Compression, RequestError, UnknownCost
 from gradweave._src.costs import (
     FORMULAS,
+    FREE,
+    Cheapest,
     Curve,
     Level,
     Line,
     Link,
     Links,
+    Share,
+    Times,
+    Total,
     closed_form,
     fit,
     fit_line,
     flat,
     least_squares,
     sparse_closed_form,
+    total_line,
 )
 from gradweave._src.costs.pipeline import OneWay, PipelineCost, ThereAndBack
 from gradweave._src.simulation.schedule import simulate_schedule
@@ -406,6 +412,24 @@ def test_both_halves_by_tiers_are_an_all_reduce(name):
         closed_form(operation, name, TIERS_OF_FORTY, 400)
         for operation in ("all-reduce", "reduce-scatter", "all-gather")
     )
-    together = halves[0].plus(halves[1])
+    together = total_line(*halves)
     assert together.startup_s == pytest.approx(whole.startup_s)
     assert together.s_per_byte == pytest.approx(whole.s_per_byte)
+
+
+@pytest.mark.parametrize(("operation", "collective"), FORMULAS)
+def test_one_size_costs_one_number(operation, collective):
+    cost = closed_form(operation, collective, flat(LINK), 4)
+    assert_one_number(cost)
+
+
+@pytest.mark.parametrize("cost", [Curve(nbytes=(10, 20), measured_s=(1.0, 3.0)), FREE])
+def test_one_size_of_what_is_made_of_others_costs_one_number(cost):
+    for made in (Total((cost, cost)), Share(cost, 0.5), Cheapest((cost, FREE)), Times(2.0, cost)):
+        assert_one_number(made)
+
+
+def assert_one_number(cost):
+    seconds = cost.seconds(5000)
+    assert isinstance(seconds, float)
+    assert [seconds] == cost.seconds(np.array([5000.0])).tolist()

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from strategies import all_mergings, costs, traces
@@ -48,7 +48,6 @@ def all_plans(trace, ways):
 
 
 @given(trace=traces(most=4), of_ways=st.tuples(costs, costs, costs))
-@settings(max_examples=60, deadline=None)
 def test_no_merging_and_no_choice_of_ways_ends_earlier(trace, of_ways):
     trace = trace.with_bytes_per_element(4)
     network = network_of(dict(zip(WAYS, of_ways, strict=True)))

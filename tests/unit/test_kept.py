@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gradweave import RequestError
 from gradweave._src import files
 from gradweave._src.kept import Account, Steps
 from gradweave._src.phases import Phases
@@ -31,14 +32,14 @@ def test_there_is_a_rank_for_each_of_the_phases():
     ],
 )
 def test_steps_that_are_not(change, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(RequestError, match=complaint):
         replace(STEPS, **change)
 
 
 @pytest.mark.parametrize("field", ["stage", "explanation"])
 def test_an_account_says_something(field):
     account = files.read(GOLDEN / "account-1.json", Account)
-    with pytest.raises(ValueError, match=f"{field} must not be empty"):
+    with pytest.raises(RequestError, match=f"{field} must not be empty"):
         replace(account, **{field: ""})
 
 
@@ -53,7 +54,7 @@ def test_an_account_says_something(field):
 )
 def test_rows_that_are_not(change, complaint):
     row, _ = files.read(GOLDEN / "results-2.json", Results).rows
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(RequestError, match=complaint):
         replace(row, **change)
 
 

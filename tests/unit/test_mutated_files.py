@@ -108,7 +108,7 @@ def check_bytes(path, file, *, count, seed):
 
 @everyone
 def test_a_changed_field_is_a_value_or_a_line(path):
-    check_documents(path, count=120, seed=1)
+    check_documents(path, count=60, seed=1)
 
 
 @everyone

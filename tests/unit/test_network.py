@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gradweave import CollectiveCost, Compression, Network, UnknownCost, load_network
+from gradweave import CollectiveCost, Compression, Network, RequestError, UnknownCost, load_network
 from gradweave._src.compression import compression_of
-from gradweave._src.costs import FREE, Curve, Line, Link, flat
+from gradweave._src.costs import FREE, Curve, Line, Link, flat, total_line
 from gradweave._src.travel import Travel
 
 FITTED = Network(
@@ -35,12 +35,19 @@ def test_it_answers_for_the_number_of_workers_it_knows():
     [
         ("all-reduce", "native", 8, "'fitted' knows all-reduce by 'native' for 2, 16 workers, not"),
         ("all-reduce", "ring", 2, "does not know all-reduce by 'ring'; it knows all-reduce by 'n"),
-        ("all-reduce", "native", 0, "workers must be at least 1, got 0"),
     ],
 )
 def test_it_refuses_what_it_does_not_know(operation, collective, workers, complaint):
     with pytest.raises(UnknownCost, match=complaint):
         FITTED.cost(operation, collective, workers=workers)
+
+
+def test_it_refuses_what_means_nothing(linked_network):
+    for network in (FITTED, linked_network):
+        with pytest.raises(RequestError, match="workers must be at least 1, got 0"):
+            network.cost("all-reduce", "native", workers=0)
+        with pytest.raises(RequestError, match="no operation 'all-redce', did you mean all-reduce"):
+            network.cost("all-redce", "ring", workers=2)
 
 
 def test_what_was_measured_comes_before_the_formula():
@@ -68,7 +75,7 @@ def test_the_phases_of_a_message_add_up_to_its_all_reduce(collective, linked_net
     whole = linked_network.cost("all-reduce", collective, workers=5)
     total = phases[0][1]
     for _, cost in phases[1:]:
-        total = total.plus(cost)
+        total = total_line(total, cost)
     assert (total.startup_s, total.s_per_byte) == pytest.approx((whole.startup_s, whole.s_per_byte))
     names = [name for name, _ in phases]
     assert names == (["push", "pull"] if "server" in collective else ["all-reduce"])
@@ -171,7 +178,7 @@ def test_selecting_comes_before_sending(linked_network):
     assert selection == Line(startup_s=0.0, s_per_byte=0.005)
     assert linked_network.phases("ring", workers=4, compression=sparse) == ((exchange, cost),)
     whole = network.cost("all-reduce", "ring", workers=4, compression=sparse)
-    assert whole == selection.plus(cost)
+    assert whole == total_line(selection, cost)
     assert network.cost("all-reduce", "ring", workers=1, compression=sparse) == FREE
     dense = network.cost("all-reduce", "ring", workers=4)
     assert dense == linked_network.cost("all-reduce", "ring", workers=4)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gradweave import FormatError, PlanMismatch, Recipe
+from gradweave import FormatError, PlanMismatch, Recipe, RequestError
 from gradweave._src import files
 from gradweave._src.plan import Bucket, Plan
 from gradweave._src.remembered import ParameterKey, PlanKey, Remembered, numbered
@@ -107,7 +107,7 @@ def dumped(recipe: Recipe) -> str:
 
 
 def test_ranks_without_a_device_are_no_key(remembered):
-    with pytest.raises(ValueError, match="hosts and devices must be one for each rank, got 2 and"):
+    with pytest.raises(RequestError, match="hosts and devices must be one for each rank, got 2"):
         replace(remembered.key, devices=("cpu",))
 
 

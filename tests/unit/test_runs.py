@@ -1,11 +1,13 @@
 """The folder of a run: predictions first, everything back as it was."""
 
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from gradweave import FormatError, make_plan, simulate
+from gradweave import FormatError, RequestError, make_plan, simulate
 from gradweave._src import files
 from gradweave._src.kept import Account, Steps
 from gradweave._src.phases import Phases
@@ -113,11 +115,74 @@ def test_a_training_may_know_little(tmp_path, training):
 
 
 def test_what_else_is_in_the_folder_stays(tmp_path, training):
-    (tmp_path / "checkpoint.pt").touch()
-    (tmp_path / "gradweave-rounded").mkdir()
+    RunFolder(tmp_path).write(training)
+    (tmp_path / "report.html").touch()
     (tmp_path / "gradweave-rounded" / "notes.txt").touch()
     RunFolder(tmp_path).write(training)
-    assert {"checkpoint.pt", "gradweave-rounded/notes.txt"} <= names_in(tmp_path)
+    assert {"report.html", "gradweave-rounded/notes.txt"} <= names_in(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["trace.json", "results.json", "train.py"])
+def test_a_folder_of_others_is_left_alone(tmp_path, training, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(RequestError, match="holds other files; give a new folder, or one that a"):
+        RunFolder(tmp_path).write(training)
+    assert (tmp_path / name).read_text() == "{}"
+    assert names_in(tmp_path) == {name}
+
+
+@pytest.mark.parametrize("left", [".hidden", ".folder.1234.partial/trace.json"])
+def test_a_folder_that_nobody_else_uses(tmp_path, training, left):
+    """The latter is what a write leaves that was killed before it moved anything."""
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).touch()
+    RunFolder(tmp_path).write(training)
+    assert RunFolder(tmp_path).read() == training
+
+
+class Stopped(KeyboardInterrupt):
+    pass
+
+
+def stop_when_moving(monkeypatch, folder, after):
+    """Stop at a call that changes something, after so many of them since moving has begun."""
+    calls = count()
+
+    def stopping(makes):
+        def call(path, *args, **kwargs):
+            if (folder / ".moving").exists() and next(calls) == after:
+                raise Stopped
+            return makes(path, *args, **kwargs)
+
+        return call
+
+    for name in ("mkdir", "replace", "unlink"):
+        monkeypatch.setattr(Path, name, stopping(getattr(Path, name)))
+
+
+@pytest.mark.parametrize("was_there", ["nothing", "a benchmark", "a training"])
+def test_whoever_is_stopped_while_moving_can_save_again(tmp_path, training, monkeypatch, was_there):
+    """At each call in turn. What is there meanwhile is a whole run, old or new, or none."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    old = replace(training, results=replace(training.results, command="older"))
+    if was_there == "a benchmark":
+        old = replace(old, steps=None, account=None)
+    is_whole = False
+    for stopped_at in count():
+        folder = RunFolder(tmp_path / f"{stopped_at}")
+        if was_there != "nothing":
+            folder.write(old, LOSSES)
+        with monkeypatch.context() as patched, suppress(Stopped):
+            stop_when_moving(patched, folder.path, stopped_at)
+            folder.write(training, LOSSES)
+            is_whole = True
+        if (folder.path / "results.json").is_file():
+            assert folder.read() in (old, training)
+        folder.write(training)
+        assert folder.read() == training
+        if is_whole:
+            break
+    assert stopped_at > 20  # ten files, some folders, and what is forgotten
 
 
 @pytest.mark.parametrize("fails_at", ["trace.json", "plan.json", "measured-1.json", "results.json"])

@@ -4,7 +4,7 @@ Values are made from files and from other values, so whoever asks for one that c
 in one line here, too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 
 from msgspec import Struct
@@ -41,8 +41,22 @@ def require_text(value: Struct, *fields: str) -> None:
             raise RequestError(f"{field} must be text that can be written, got {quoted(found)}")
 
 
+def require_one_of(value: Struct, **allowed: Collection[str]) -> None:
+    """Raise RequestError unless each of these fields is one of the texts that it may be."""
+    for field, known in allowed.items():
+        found = getattr(value, field)
+        if found not in known:
+            one_of = ", ".join(known)
+            raise RequestError(
+                f"{_subject(value)}{field} must be one of {one_of}, got {quoted(found)}"
+            )
+
+
 def first_twice(names: Iterable[str]) -> str | None:
     """Return the first name that has been there before; None where all are different."""
+    names = list(names)
+    if len(set(names)) == len(names):
+        return None  # as nearly always
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -63,11 +77,23 @@ def require_kind(call: str, **arguments: tuple[object, type]) -> None:
             )
 
 
-def why_missing(module: str, *, what: str, extra: str) -> str | None:
-    """Return what to install for something of an extra; None where its module is there."""
+def why_missing(
+    module: str, *, what: str, extra: str | None = None, install: str | None = None
+) -> str | None:
+    """Return what to install for something to work; None where its module is there.
+
+    That is an extra of Gradweave's, or what pip is to ``install``.
+    """
     if find_spec(module) is not None:
         return None
-    return f"{what} needs {module}, which is not installed; pip install 'gradweave[{extra}]'"
+    wanted = install or f"'gradweave[{extra}]'"
+    return f"{what} needs {module}, which is not installed; pip install {wanted}"
+
+
+def require_module(library: str, *, what: str) -> None:
+    """Raise ModuleNotFoundError in one line where another's library is not installed."""
+    if why := why_missing(library, what=what, install=library.replace("_", "-")):
+        raise ModuleNotFoundError(why, name=library)
 
 
 def _but(found: float) -> str:

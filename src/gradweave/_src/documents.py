@@ -16,6 +16,19 @@ Value = TypeVar("Value")
 
 # Of what is wrong with a document: texts in it may be of any length.
 LONGEST_COMPLAINT = 600
+# What people call the document of a schema.
+KINDS = {
+    "gradweave.trace": "a trace",
+    "gradweave.network": "a network",
+    "gradweave.plan": "a plan",
+    "gradweave.timeline": "a timeline",
+    "gradweave.results": "a run's results",
+    "gradweave.losses": "a run's losses",
+    "gradweave.steps": "a training's steps",
+    "gradweave.account": "an account of a training",
+    "gradweave.recipe": "a recipe",
+    "gradweave.remembered": "a remembered plan",
+}
 
 
 def to_document(value: object, schema: str) -> dict[str, Any]:
@@ -36,7 +49,7 @@ def from_document(document: Any, kind: type[Value], *, schema: str, origin: str)
         found, upgrade = UPGRADES[found]
         document = upgrade(document)
     if found != schema:
-        raise FormatError(f"{origin}: schema: expected {schema!r}, found {quoted(found)}")
+        raise FormatError(f"{origin}: {_other_schema(found, schema)}")
     if (text := _first_unwritable(document)) is not None:
         raise FormatError(f"{origin}: {quoted(text)} is no text that can be written")
     try:
@@ -45,7 +58,7 @@ def from_document(document: Any, kind: type[Value], *, schema: str, origin: str)
         said = printable(_field_first(str(error), document), most=LONGEST_COMPLAINT)
         raise FormatError(f"{origin}: {said}") from None
     if missing := _first_missing(document, msgspec.to_builtins(value)):
-        raise FormatError(f"{origin}: {missing} is missing; files have no defaults")
+        raise FormatError(f"{origin}: {missing.lstrip('.')} is missing; files have no defaults")
     return value
 
 
@@ -54,12 +67,28 @@ def parsed(text: str, *, origin: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_without_duplicates)
     except json.JSONDecodeError as error:
+        if _begins_as_something_else(text):
+            raise FormatError(f"{origin}: this is not JSON") from None
         raise FormatError(
             f"{origin}: not complete JSON ({error.msg} at line {error.lineno} "
             f"column {error.colno}); is the file truncated?"
         ) from None
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{origin}: {error}") from None
+
+
+def _other_schema(found: object, expected: str) -> str:
+    """Say what a document is instead, where that is known, or which version of it."""
+    kind, wanted = (KINDS.get(str(one).partition("/")[0]) for one in (found, expected))
+    if kind is None or wanted is None or kind == wanted:
+        return f"schema: expected {expected!r}, found {quoted(found)}"
+    return f"this is {kind}, not {wanted}"
+
+
+def _begins_as_something_else(text: str) -> bool:
+    """Return whether it is no part of a document; one that was lost in a crash may be zeros."""
+    first = text.lstrip()[:1]
+    return first.isprintable() and first not in {"", "{", "["}
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -76,8 +105,11 @@ def _first_unwritable(document: Any) -> str | None:
     left = [document]
     while left:
         match left.pop():
-            case str(text) if not is_writable(text):
-                return text
+            case str(text):
+                if not is_writable(text):
+                    return text
+            case int() | float():  # nearly all there is, so before what takes longer to tell
+                pass
             case Mapping() as inner:
                 left += inner.keys()
                 left += inner.values()
@@ -96,18 +128,20 @@ def _field_first(message: str, document: Any) -> str:
     return f"{match[2]}: {match[1]}{value}" if match[2] else f"{match[1]}{value}"
 
 
-def _first_missing(found: Any, whole: Any, path: str = "") -> str | None:
-    """Return the path of the first key that ``found`` leaves to a default."""
+def _first_missing(found: Any, whole: Any) -> str | None:
+    """Return the path of the first key that ``found`` leaves to a default, behind a dot."""
     if isinstance(whole, dict):
         for key, value in whole.items():
-            place = f"{path}.{key}".lstrip(".")
-            missing = place if key not in found else _first_missing(found[key], value, place)
-            if missing:
-                return missing
+            if key not in found:
+                return f".{key}"
+            if isinstance(value, dict | list | tuple) and (
+                missing := _first_missing(found[key], value)
+            ):
+                return f".{key}{missing}"
     elif isinstance(whole, list | tuple):
         for index, (one, value) in enumerate(zip(found, whole, strict=True)):
-            if missing := _first_missing(one, value, f"{path}[{index}]"):
-                return missing
+            if missing := _first_missing(one, value):
+                return f"[{index}]{missing}"
     return None
 
 

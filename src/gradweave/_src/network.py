@@ -1,14 +1,13 @@
 """What a message costs: measured curves, fitted lines, or links and a topology."""
 
 from collections.abc import Iterator
-from functools import reduce
+from typing import get_args
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gradweave._src import notebook
-from gradweave._src.checks import require_not_negative, require_text
+from gradweave._src.checks import require_not_negative, require_one_of, require_text
 from gradweave._src.compression import EXCHANGE_NAMES, Compression
 from gradweave._src.costs import (
     FREE,
@@ -22,11 +21,21 @@ from gradweave._src.costs import (
     closed_form,
     has_formula,
     sparse_closed_form,
+    total_line,
 )
 from gradweave._src.costs.sparse import selection
 from gradweave._src.errors import RequestError, UnknownCost
 from gradweave._src.travel import Travel, parse_travel
-from gradweave._src.vocabulary import Beside, Operation, parse_spec, size_text, time_text
+from gradweave._src.vocabulary import (
+    Beside,
+    Operation,
+    alternatives,
+    parse_spec,
+    size_text,
+    time_text,
+)
+
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 
 class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,14 +47,14 @@ class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         operation: "all-reduce", "broadcast", "reduce", "reduce-scatter" or "all-gather".
-        collective: by which.
-        workers: among how many.
+        collective: the algorithm, such as "native" or "ring".
+        workers: the number of workers, at least 2.
         beside: "compute" where it was measured beside computing, otherwise "nothing".
-        cost: how long a message keeps the next one waiting.
-        latency_s: how much later it arrives, for messages that follow each other closely overlap.
+        cost: the seconds between two messages that follow each other, over their bytes.
+        latency_s: the seconds by which a message arrives later than the next one may leave.
 
     Raises:
-        RequestError: if a number is out of range.
+        RequestError: if a number is out of range, or a name means nothing.
 
     Examples:
         >>> cost = gradweave.CollectiveCost(
@@ -59,19 +68,20 @@ class CollectiveCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     operation: Operation
     collective: str
     workers: int
-    beside: Beside = "nothing"  # what the workers did meanwhile
+    beside: Beside = "nothing"
     cost: Line | Curve
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
+        require_one_of(self, operation=OPERATIONS, beside=get_args(Beside))
         require_text(self, "collective")
         require_not_negative(self, "latency_s")
         try:
             parse_travel(self.collective)
         except RequestError as error:
-            raise ValueError(f"collective: {error}") from None
+            raise RequestError(f"collective: {error}") from None
         if self.workers < 2:  # noqa: PLR2004
-            raise ValueError(f"workers must be at least 2, got {self.workers}")
+            raise RequestError(f"workers must be at least 2, got {self.workers}")
 
 
 class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,10 +95,10 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         source: where the numbers come from, in words.
         costs: what was measured or fitted.
         links: what formulas compute with.
-        selection_s_per_element: to find the largest gradients, where only they travel.
+        selection_s_per_element: seconds for each element to find the largest, if only they travel.
 
     Raises:
-        ValueError: if neither costs nor links are given, or a cost stands twice.
+        RequestError: if neither costs nor links are given, or a cost stands twice.
 
     Examples:
         >>> network = gradweave.Network(
@@ -108,21 +118,21 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     name: str
-    source: str  # where the numbers come from, for people
+    source: str
     costs: tuple[CollectiveCost, ...] = ()
     links: Links | None = None
-    selection_s_per_element: float = 0.0  # to find the largest gradients, where only they travel
+    selection_s_per_element: float = 0.0
 
     def __post_init__(self) -> None:
         require_text(self, "name")
         require_not_negative(self, "selection_s_per_element")
         if not self.costs and self.links is None:
-            raise ValueError("costs and links are both missing; a network needs one of them")
+            raise RequestError("costs and links are both missing; a network needs one of them")
         seen = set()
         for known in self.costs:
             what = (known.operation, known.collective, known.workers, known.beside)
             if what in seen:
-                raise ValueError(
+                raise RequestError(
                     f"costs: {_what(*what[:2])} for {what[2]} workers beside {what[3]} stands twice"
                 )
             seen.add(what)
@@ -178,14 +188,18 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return notebook.table(repr(self), self.rows())
 
     def beside_nothing(self) -> "Network":
-        """Return what messages cost while the workers' processors are idle."""
+        """Return the network with only the costs that were measured on idle workers.
+
+        Raises:
+            UnknownCost: if there are none.
+        """
         alone = tuple(entry for entry in self.costs if entry.beside == "nothing")
         if self.collectives and not any(map(_is_dense, alone)):
             raise UnknownCost(f"network {self.name!r} was measured beside compute only")
         return replace(self, costs=alone)
 
     def while_idle(self) -> "Network":
-        """Return the same with costs beside nothing wherever they were measured, too."""
+        """Return the network with costs of idle workers wherever both kinds were measured."""
         # Of two for one operation, collective and number of workers the last stays.
         by_beside = sorted(self.costs, key=_is_beside_compute, reverse=True)
         kept = {(cost.operation, cost.collective, cost.workers): cost for cost in by_beside}
@@ -199,9 +213,24 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         workers: int,
         compression: Compression | None = None,
     ) -> Cost:
-        """Return seconds over bytes; over those of the dense message where it is compressed."""
+        """Return a function of the message's size in bytes: ``Network.cost(…).seconds(nbytes)``.
+
+        For a compressed message ``nbytes`` is its size before compression, in float32.
+
+        Args:
+            operation: "all-reduce", "broadcast", "reduce", "reduce-scatter" or "all-gather".
+            collective: the algorithm, such as "native" or "ring".
+            workers: how many workers there are.
+            compression: how an all-reduce is rounded or thinned out, if it is.
+
+        Raises:
+            RequestError: if there is no such operation, or no worker.
+            UnknownCost: if the network cannot price this.
+        """
+        if operation not in OPERATIONS:
+            raise RequestError(f"no operation {operation!r}{alternatives(operation, OPERATIONS)}")
         if workers < 1:
-            raise UnknownCost(f"workers must be at least 1, got {workers}")
+            raise RequestError(f"workers must be at least 1, got {workers}")
         if operation == "all-reduce":
             phases = self.phases(collective, workers=workers, compression=compression)
             costs = tuple(cost for _, cost in phases)
@@ -213,7 +242,14 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def phases(
         self, collective: str, *, workers: int, compression: Compression | None = None
     ) -> tuple[tuple[str, Cost], ...]:
-        """Return what a gradient message does: an all-reduce, or first a push and then a pull."""
+        """Return the operations of one gradient message and their costs, in their order.
+
+        That is an all-reduce; by parameter servers a push and a pull; of the largest elements alone
+        their selection and their exchange.
+
+        Raises:
+            UnknownCost: if the network cannot price one of them.
+        """
         is_whole = self._measured("all-reduce", collective) or not _has_servers(collective)
         if compression is not None and compression.rounding is not None:
             cost = self._rounded_cost(Travel(collective, compression), workers)
@@ -234,9 +270,13 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def seconds(
         self, operation: Operation, collective: str, *, nbytes: float, workers: int
     ) -> float:
-        """Return what a message of so many bytes takes."""
-        cost = self.cost(operation, collective, workers=workers)
-        return float(cost.seconds(np.array([nbytes], dtype=np.float64))[0])
+        """Return the seconds that one message of ``nbytes`` bytes takes.
+
+        Raises:
+            RequestError: if there is no such operation, or no worker.
+            UnknownCost: if the network cannot price this.
+        """
+        return float(self.cost(operation, collective, workers=workers).seconds(float(nbytes)))
 
     def latency_s(
         self,
@@ -246,7 +286,11 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         operation: Operation = "all-reduce",
         compression: Compression | None = None,
     ) -> float:
-        """Return how much later a message has arrived than the next could leave."""
+        """Return the seconds between the moment when the next message may leave and this arrives.
+
+        Messages that follow each other closely overlap by so much. It is 0 where nothing was
+        measured.
+        """
         entry = self._entries(operation, collective).get(workers)
         if compression is not None:
             # A sparse exchange is another algorithm, whose own start-up has all of it.
@@ -275,7 +319,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def travels(self) -> tuple[Travel, ...]:
-        """The ways that were measured or fitted for whole gradients, rounded ones included."""
+        """Pairs of collective and rounding for which costs were measured or fitted."""
         whole = (entry.collective for entry in self.costs if not _is_sparse(entry))
         return tuple(map(parse_travel, dict.fromkeys(whole)))
 
@@ -307,7 +351,8 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             counts = ", ".join(str(count) for count in sorted(measured))
             raise UnknownCost(
                 f"network {self.name!r} knows {_what(operation, collective)} for {counts} "
-                f"workers, not for {workers}"
+                f"workers, not for {workers}; calibrate with {workers} workers, such as `gradweave "
+                f"calibrate --nodes {workers}`, or ask for {min(measured)}"
             )
         if self.links is None:
             known = sorted({_what(entry.operation, entry.collective) for entry in self.costs})
@@ -358,7 +403,7 @@ def _total(costs: tuple[Cost, ...]) -> Cost:
     lines = [cost for cost in costs if isinstance(cost, Line)]
     if len(lines) < len(costs):
         return Total(costs)
-    return reduce(Line.plus, lines)
+    return total_line(*lines)
 
 
 def _is_dense(entry: CollectiveCost) -> bool:

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import get_args
 
 import numpy as np
 from msgspec import Struct
 
 from gradweave._src import notebook
-from gradweave._src.checks import first_twice
+from gradweave._src.checks import first_twice, require_one_of
 from gradweave._src.compression import Compression
 from gradweave._src.costs.cost import FloatArray
-from gradweave._src.errors import PlanMismatch
+from gradweave._src.errors import PlanMismatch, RequestError
 from gradweave._src.trace import Trace
 from gradweave._src.travel import ROUNDED_BY, Travel
 from gradweave._src.vocabulary import Passes, count_text
@@ -25,7 +26,7 @@ class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         compression: how they are rounded or thinned out; None leaves them as they are.
 
     Raises:
-        ValueError: if there is no tensor, or the collective's name says how to round.
+        RequestError: if there is no tensor, or the collective's name says how to round.
 
     Examples:
         >>> gradweave.Bucket(tensors=("fc.bias", "fc.weight"), collective="native").is_sparse
@@ -38,9 +39,9 @@ class Bucket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.tensors:
-            raise ValueError("tensors must not be empty")
+            raise RequestError("tensors must not be empty")
         if ROUNDED_BY in self.collective:
-            raise ValueError(f"collective must not say how to round, got {self.collective!r}")
+            raise RequestError(f"collective must not say how to round, got {self.collective!r}")
 
     @property
     def travel(self) -> Travel:
@@ -65,7 +66,8 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         passes: "backward", or "both" where parameters are gathered beside the next forward.
 
     Raises:
-        ValueError: if there is no bucket, a tensor stands twice, or both passes are compressed.
+        RequestError: if there is no bucket, a tensor stands twice, both passes are compressed, or
+            ``passes`` is neither of the two.
 
     Examples:
         >>> bucket = gradweave.Bucket(tensors=("fc.bias", "fc.weight"), collective="native")
@@ -75,17 +77,20 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     planner: str
     buckets: tuple[Bucket, ...]
-    overlap: bool = True  # False: nothing is sent while anything is computed
+    overlap: bool = True
     passes: Passes = "backward"
 
     def __post_init__(self) -> None:
+        require_one_of(self, passes=get_args(Passes))
         if not self.buckets:
-            raise ValueError("buckets must not be empty")
+            raise RequestError("buckets must not be empty")
         if self.passes == "both" and any(bucket.compression for bucket in self.buckets):
-            raise ValueError("buckets: compression thins out all-reduces; both passes have none")
+            raise RequestError("buckets: compression thins out all-reduces; both passes have none")
         twice = first_twice(name for bucket in self.buckets for name in bucket.tensors)
         if twice is not None:
-            raise ValueError(f"buckets: tensor {twice!r} stands in two places; it can travel once")
+            raise RequestError(
+                f"buckets: tensor {twice!r} stands in two places; it can travel once"
+            )
 
     @property
     def lengths(self) -> tuple[int, ...]:

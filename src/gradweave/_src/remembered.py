@@ -7,13 +7,19 @@ from math import prod
 import msgspec
 from msgspec import Struct
 
-from gradweave._src.errors import PlanMismatch
+from gradweave._src.errors import PlanMismatch, RequestError
 from gradweave._src.recipe import Recipe
 from gradweave._src.vocabulary import Passes
 
 
 class ParameterKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A parameter, as far as a plan knows it."""
+    """A parameter, as far as a plan knows it.
+
+    Attributes:
+        name: what the model calls it.
+        shape: of the whole parameter.
+        dtype: torch's name of its type, such as "torch.float32".
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -25,27 +31,44 @@ class PlanKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     It leaves out what only watching can tell, such as how large batches are and how busy the
     network is.
+
+    Attributes:
+        parameters: those whose gradients travel, in the order of declaration.
+        hosts: for each rank the number of its host, counted from 0 as ranks are on them.
+        devices: for each rank the kind of its device, such as "cpu".
+        backend: what the process group sends by, such as "gloo".
+        passes: beside which passes messages travel.
+        planner: the planner that was asked for.
+        collective: the collective that was asked for.
+        compression: all of its settings, as Python writes them; None without.
+        precision: what plans may change about results.
+        caps_bytes: of the first bucket without a plan, and of all others.
+        find_unused_parameters: torch's own option.
+        static_graph: torch's own option.
+        gradient_as_bucket_view: torch's own option.
+        gradweave: which version of it.
+        torch: which version of it.
     """
 
-    parameters: tuple[ParameterKey, ...]  # whose gradients travel, in the order of declaration
-    hosts: tuple[int, ...]  # where each rank is; see ``numbered``
-    devices: tuple[str, ...]  # of what kind each rank's is
+    parameters: tuple[ParameterKey, ...]
+    hosts: tuple[int, ...]
+    devices: tuple[str, ...]
     backend: str
     passes: Passes
     planner: str
     collective: str
     compression: str | None  # all of its settings, as Python writes them
     precision: str
-    caps_bytes: tuple[int, int]  # of the first bucket without a plan, and of all others
+    caps_bytes: tuple[int, int]
     find_unused_parameters: bool = False
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
-    gradweave: str  # which version of it, and so for torch
+    gradweave: str
     torch: str
 
     def __post_init__(self) -> None:
         if not self.hosts or len(self.hosts) != len(self.devices):
-            raise ValueError(
+            raise RequestError(
                 f"hosts and devices must be one for each rank, got {len(self.hosts)} and "
                 f"{len(self.devices)}"
             )
@@ -63,7 +86,12 @@ class PlanKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Remembered(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recipe that says what it is for, so that a file of any name cannot be mistaken."""
+    """A recipe that says what it is for, so that a file of any name cannot be mistaken.
+
+    Attributes:
+        key: what the recipe's plan depends on.
+        recipe: what was found for it.
+    """
 
     key: PlanKey
     recipe: Recipe

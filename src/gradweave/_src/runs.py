@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gradweave._src import files
-from gradweave._src.errors import FormatError
+from gradweave._src.errors import FormatError, RequestError
 from gradweave._src.kept import Account, Steps
 from gradweave._src.network import Network
 from gradweave._src.partials import partial_folder
@@ -31,6 +31,7 @@ from gradweave._src.trace import Trace
 from gradweave._src.vocabulary import file_name
 
 RESULTS = "results.json"  # last of all: where it is, the run has ended
+MOVING = ".moving"  # there while one run takes the place of another; whoever was stopped leaves it
 # What not every run has.
 OF_TRAINING = ("steps.json", "findings.json")
 OPTIONAL = (*OF_TRAINING, "network.json", "losses.json")
@@ -90,15 +91,38 @@ class RunFolder:
 
         Whoever is stopped in between leaves no results.json, and so no run.
         """
+        self._require_room()
         self.path.mkdir(parents=True, exist_ok=True)
         with partial_folder(self.path) as scratch:
             _write_parts(scratch, run, losses)
+            (self.path / MOVING).touch()
             self._forget([row.runtime for row in run.results.rows])
             written = sorted(scratch.rglob("*.json"), key=lambda path: path.name == RESULTS)
             for path in written:
                 target = self.path / path.relative_to(scratch)
                 target.parent.mkdir(exist_ok=True)
                 path.replace(target)
+            (self.path / MOVING).unlink()
+
+    def _require_room(self) -> None:
+        """Refuse what others keep here: their files may have the names of ours."""
+        path = self.path
+        if path.is_file():
+            raise RequestError(f"{path} is a file, not a folder; give a new folder")
+        if path.is_dir() and any(map(_is_seen, path.iterdir())) and not self._was_written:
+            raise RequestError(
+                f"{path} holds other files; give a new folder, or one that a run was kept in"
+            )
+
+    @property
+    def _was_written(self) -> bool:
+        """Whether a run is or was kept here, perhaps by somebody who was stopped."""
+        if any((self.path / name).is_file() for name in (MOVING, "steps.json")):
+            return True
+        try:
+            return files.holds(self.path / RESULTS, Results)
+        except (OSError, FormatError):
+            return False
 
     def _forget(self, runtimes: Sequence[str]) -> None:
         """Remove what a new run may not replace of an older one; first that it has ended."""
@@ -160,6 +184,10 @@ def _write_parts(path: Path, run: Run, losses: Losses | None) -> None:
             files.write(folder / "predicted.json", run.predicted[runtime])
         for rank, timeline in enumerate(run.measured.get(runtime, ())):
             files.write(_measured(folder, rank), timeline)
+
+
+def _is_seen(path: Path) -> bool:
+    return not path.name.startswith(".")
 
 
 def _measured(folder: Path, rank: int) -> Path:

@@ -6,21 +6,30 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from gradweave._src import notebook
-from gradweave._src.checks import require_not_negative
+from gradweave._src.checks import LARGEST, require_not_negative, require_one_of
+from gradweave._src.errors import RequestError
 from gradweave._src.vocabulary import count_text, time_text
 
 Lane = Literal["forward", "backward", "communication"]
+LANES: tuple[Lane, ...] = get_args(Lane)
 Interval = tuple[float, float]
 
 
 class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing that occupied a lane: a pass of a tensor's, or a message.
+    """One interval of a timeline: the forward or backward pass of a tensor, or one message.
 
-    Times are in seconds since the forward pass began. ``simulate`` and the wrappers' ``timeline()``
-    make them.
+    ``simulate`` and the wrappers' ``timeline()`` make them.
+
+    Attributes:
+        lane: "forward", "backward" or "communication".
+        label: what it is called in charts and tables.
+        start_s: its begin, in seconds since the forward pass began.
+        end_s: its end, in the same seconds.
+        tensors: the names of the tensors that it is about; empty where a whole pass is one span.
+        nbytes: the bytes of the message; 0 for a pass.
 
     Raises:
-        ValueError: if the end is before the start.
+        RequestError: if the end is before the start, or there is no such lane.
 
     Examples:
         >>> span = gradweave.Span(
@@ -32,15 +41,19 @@ class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     lane: Lane
     label: str
-    start_s: float  # since the forward pass began
+    start_s: float
     end_s: float
     tensors: tuple[str, ...]
     nbytes: int = 0
 
     def __post_init__(self) -> None:
+        # Nearly all are as they should be, and whoever simulates makes thousands of them.
+        if self.lane in LANES and 0 <= self.start_s <= self.end_s <= LARGEST:
+            return
+        require_one_of(self, lane=LANES)
         require_not_negative(self, "start_s", "end_s")
         if self.end_s < self.start_s:
-            raise ValueError(f"end_s must not be before start_s {self.start_s}, got {self.end_s}")
+            raise RequestError(f"end_s must not be before start_s {self.start_s}, got {self.end_s}")
 
 
 class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,8 +62,11 @@ class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ``simulate`` predicts one, ``timeline()`` of a wrapper measures one. docs/measuring.md says what
     each of its numbers means.
 
+    Attributes:
+        spans: the intervals on its lanes, at least one.
+
     Raises:
-        ValueError: if there is no span.
+        RequestError: if there is no span.
 
     Examples:
         >>> computing = gradweave.Span(
@@ -68,7 +84,7 @@ class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.spans:
-            raise ValueError("spans must not be empty")
+            raise RequestError("spans must not be empty")
 
     @property
     def iteration_s(self) -> float:
@@ -138,7 +154,7 @@ class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bars = [
             notebook.Bar(span.lane, span.label, span.start_s, span.end_s) for span in self.spans
         ]
-        return notebook.chart(repr(self), get_args(Lane), bars)
+        return notebook.chart(repr(self), LANES, bars)
 
     def _computing(self) -> list[Interval]:
         return [(s.start_s, s.end_s) for s in self.spans if s.lane != "communication"]

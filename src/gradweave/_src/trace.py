@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from itertools import groupby, pairwise
 from math import prod, sqrt
+from typing import get_args
 
 import numpy as np
 from msgspec import Struct
@@ -13,6 +14,7 @@ from gradweave._src.checks import (
     LARGEST,
     first_twice,
     require_not_negative,
+    require_one_of,
     require_positive,
     require_text,
 )
@@ -34,13 +36,13 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         name: as the model calls the parameter.
         elements: how many there are.
         bytes_per_element: 4 for float32.
-        ready_s: since backward began.
-        forward_s: its share of forward.
-        shape: where more is known than how many elements there are.
+        ready_s: when backward has produced it, in seconds since backward began.
+        forward_s: its share of forward, in seconds.
+        shape: its dimensions; None where only the number of elements is known.
 
     Raises:
-        RequestError: if a number is out of range, or the name is empty.
-        ValueError: if the shape has another number of elements.
+        RequestError: if a number is out of range, the name is empty, or the shape has another
+            number of elements.
 
     Examples:
         >>> tensor = gradweave.Tensor(
@@ -53,21 +55,21 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     elements: int
     bytes_per_element: int
-    ready_s: float  # since backward began
+    ready_s: float
     forward_s: float
-    shape: tuple[int, ...] | None = None  # where more is known than how many elements there are
+    shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         require_text(self, "name")
         require_positive(self, "elements", "bytes_per_element")
         require_not_negative(self, "ready_s", "forward_s")
         if self.shape is not None and len(self.shape) > MOST_DIMENSIONS:
-            raise ValueError(
+            raise RequestError(
                 f"{self.name!r}: shape must have at most {MOST_DIMENSIONS} dimensions, got "
                 f"{len(self.shape)}"
             )
         if self.shape is not None and prod(self.shape) != self.elements:
-            raise ValueError(
+            raise RequestError(
                 f"{self.name!r}: shape {list(self.shape)} has {prod(self.shape)} elements, not "
                 f"{self.elements}"
             )
@@ -80,7 +82,7 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def scaled(self, scale: float) -> "Tensor":
         """Return it with about ``scale`` times as many elements, in the same proportions.
 
-        Of more than two dimensions those behind the first are the columns of a matrix.
+        Dimensions behind the first are merged, so the result has two.
         """
         if self.shape is None or len(self.shape) < MATRIX or scale == 1:
             elements = max(1, round(self.elements * scale))
@@ -98,9 +100,16 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     The forward pass uses them in the reverse order. Backward ends with the last tensor.
     ``record_trace`` and `gradweave record` record one, ``load_trace`` finds a shipped one.
 
+    Attributes:
+        name: what it is called.
+        origin: "measured" or "estimated".
+        source: where the times come from, in words.
+        batch_size: how many samples a worker has in an iteration.
+        tensors: the gradients, in the order in which backward yields them.
+
     Raises:
-        RequestError: if a number is out of range, or the name is empty.
-        ValueError: if a name stands twice, or a tensor is ready before the one before it.
+        RequestError: if a number is out of range, the name is empty, a tensor's name stands twice,
+            or a tensor is ready before the one before it.
 
     Examples:
         >>> trace = gradweave.load_trace("resnet50")
@@ -110,25 +119,26 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     origin: Origin
-    source: str  # where the times come from, for people
-    batch_size: int  # samples per worker and iteration
+    source: str
+    batch_size: int
     tensors: tuple[Tensor, ...]
 
     def __post_init__(self) -> None:
         require_text(self, "name")
+        require_one_of(self, origin=get_args(Origin))
         require_positive(self, "batch_size")
         if not self.tensors:
-            raise ValueError("tensors must not be empty")
+            raise RequestError("tensors must not be empty")
         if (twice := first_twice(tensor.name for tensor in self.tensors)) is not None:
-            raise ValueError(f"tensors: {twice!r} stands twice; names must be unique")
+            raise RequestError(f"tensors: {twice!r} stands twice; names must be unique")
         for before, after in pairwise(self.tensors):
             if after.ready_s < before.ready_s:
-                raise ValueError(
+                raise RequestError(
                     f"tensors: ready_s of {after.name!r} is {after.ready_s}, earlier than "
                     f"{before.ready_s} of {before.name!r} before it; list them in backward order"
                 )
         if self.compute_s == 0:
-            raise ValueError("tensors: ready_s and forward_s are all zero; nothing is computed")
+            raise RequestError("tensors: ready_s and forward_s are all zero; nothing is computed")
 
     @property
     def ready_s(self) -> FloatArray:
@@ -210,9 +220,14 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     def in_order(self, names: Iterable[str]) -> "Trace":
-        """Return the trace as it is where gradients leave in this order, and wait for their turn.
+        """Return the trace of a worker that sends its gradients in this order.
 
-        Names without elements are in no trace, and are left out here.
+        A gradient that is ready before its turn waits for those before it, so its ``ready_s`` is
+        theirs. Names that are not in the trace are skipped: parameters without elements have no
+        gradient in it.
+
+        Raises:
+            RequestError: if none of the names is in the trace, or one of them stands twice.
         """
         by_name = {tensor.name: tensor for tensor in self.tensors}
         tensors, latest_s = [], 0.0
@@ -223,7 +238,15 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return replace(self, tensors=tuple(tensors))
 
     def joined(self, key: Callable[[str], str]) -> "Trace":
-        """Join neighbours whose names have the same key to one tensor, ready when the last is."""
+        """Return the trace with neighbours joined to one tensor where ``key`` is the same of both.
+
+        ``key`` is given a tensor's name, and what it returns is the name of the joined tensor,
+        which is ready when the last of them is.
+
+        Raises:
+            RequestError: if they have elements of different widths, or tensors that are not
+                neighbours have the same key.
+        """
         groups = (tuple(group) for _, group in groupby(self.tensors, lambda t: key(t.name)))
         return replace(self, tensors=tuple(_join(group, key) for group in groups))
 
@@ -236,15 +259,15 @@ def _ratio(wanted_s: float | None, present_s: float, what: str) -> float:
         return 1.0
     if not 0 < wanted_s <= LARGEST:
         raise RequestError(f"{what} time must be a positive number of seconds, got {wanted_s}")
-    if present_s == 0:
-        raise RequestError(f"the trace has no {what} time to rescale to {wanted_s} s")
+    if present_s == 0 or wanted_s / present_s > LARGEST:
+        raise RequestError(f"{what} takes {present_s} s in the trace, too little to rescale it")
     return wanted_s / present_s
 
 
 def _join(group: tuple[Tensor, ...], key: Callable[[str], str]) -> Tensor:
     widths = {tensor.bytes_per_element for tensor in group}
     if len(widths) > 1:
-        raise ValueError(f"{key(group[0].name)!r} joins tensors of {sorted(widths)} bytes each")
+        raise RequestError(f"{key(group[0].name)!r} joins tensors of {sorted(widths)} bytes each")
     return Tensor(
         name=key(group[0].name),
         elements=sum(tensor.elements for tensor in group),

@@ -167,7 +167,7 @@ def all_printable(value: Any) -> Any:
 
 def is_writable(text: str) -> bool:
     """Whether it has no halves of characters, which no file can hold."""
-    return not any("\ud800" <= one <= "\udfff" for one in text)
+    return text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def quoted(text: object) -> str:

@@ -1,6 +1,6 @@
 """What else could be done for a job: other buckets, passes, precisions, batches and workers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -50,18 +50,26 @@ def advise(trace: Trace, network: Network, *, workers: int) -> Advice:
 
 
 def faster_with_same_batch(
-    trace: Trace, network: Network, *, workers: int, than_s: float, passes: int = 1
+    trace: Trace,
+    network: Network,
+    *,
+    workers: int,
+    than_s: float,
+    passes: int = 1,
+    roundings: Collection[str] = (),
 ) -> tuple[Option, ...]:
     """Return ways with clearly shorter steps than ``than_s``, for the same batch and workers.
 
     Among ways that change the same thing only the fastest is returned, and ways without a price are
-    left out. Of a step's ``passes`` the last is synchronised; the others take equally long in any
+    left out, as are those that would round to nothing but ``roundings``, which plans may use
+    already. Of a step's ``passes`` the last is synchronised; the others take equally long in any
     way.
     """
     job = Job(trace, network, workers=workers)
     others_s = (passes - 1) * trace.compute_s
     ways, _ = _priced(job, SAME_BATCH)
-    faster = [(name, way) for name, way in ways if way.step_s + others_s < (1 - CLEARLY) * than_s]
+    other = [(name, way) for name, way in ways if not way.is_among(roundings)]
+    faster = [(name, way) for name, way in other if way.step_s + others_s < (1 - CLEARLY) * than_s]
     ordered = _fastest_first(faster)
     first_of_its_kind = {way.changes: (name, way) for name, way in reversed(ordered)}
     return tuple(

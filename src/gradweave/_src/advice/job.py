@@ -67,13 +67,19 @@ class Job:
     @cached_property
     def torch_default(self) -> Planned:
         """Return the plan in the buckets of torch's wrapper as it comes."""
-        return self._by_planner("ddp")
+        return self._by_default(self._plan_by("ddp"))
 
     @cached_property
     def torch_best_cap(self) -> Planned:
-        """Return the plan in the best of the uniform buckets that a patient user would try."""
-        sizes = [self._by_planner(f"fixed:{size:g}MiB") for size in UNIFORM_MIB]
-        return min(sizes, key=lambda one: one.step_s)
+        """Return the plan with the best caps that a patient user would try, torch's among them."""
+        default = self.torch_default
+        # Many caps make the same buckets, of which the first stands for all.
+        different = {default.plan.lengths: default}
+        for size in UNIFORM_MIB:
+            plan = self._plan_by(f"fixed:{size:g}MiB")
+            if plan.lengths not in different:
+                different[plan.lengths] = self._by_default(plan)
+        return min(different.values(), key=lambda one: one.step_s)
 
     @cached_property
     def exact(self) -> Planned:
@@ -103,8 +109,10 @@ class Job:
         names = dict.fromkeys([*first, *known] or [BOTH_PASSES_COLLECTIVE])
         return _first_or_faster(map(self._for_both, names))
 
-    def _by_planner(self, planner: str) -> Planned:
-        plan = make_plan(self.trace, self.network, workers=self.workers, planner=planner)
+    def _plan_by(self, planner: str) -> Plan:
+        return make_plan(self.trace, self.network, workers=self.workers, planner=planner)
+
+    def _by_default(self, plan: Plan) -> Planned:
         return self._planned(plan, Choice(collectives=(self.network.default_collective,)))
 
     def _among(self, choice: Choice, roundings: Sequence[RoundingName | None]) -> Planned:

@@ -1,6 +1,6 @@
 """The ways to train that are compared. A new one is one function and one line in ``WAYS``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
 from functools import partial
 
@@ -39,6 +39,11 @@ class Way(Struct, frozen=True, kw_only=True):
     changes: str  # in words
     code: str
     accumulation: int = 1
+    rounds_to: frozenset[str] | None = None  # None where it never rounds
+
+    def is_among(self, roundings: Collection[str]) -> bool:
+        """Return whether a wrapper whose plans may use these roundings does this already."""
+        return self.rounds_to is not None and self.rounds_to <= set(roundings)
 
     @property
     def step_s(self) -> float:
@@ -73,7 +78,8 @@ def _torch_default(job: Job) -> Way:
 def _torch_best_cap(job: Job) -> Way:
     planned = job.torch_best_cap
     size = parse_spec(planned.plan.planner).argument
-    assert size is not None, "uniform buckets have a size"
+    if size is None:  # torch's own caps are the best
+        return _torch_default(job)
     return _exactly(job, planned, f"{TORCH}(model, bucket_cap_mb={parse_bytes(size) / MIB:g})")
 
 
@@ -98,6 +104,7 @@ def _rounded(job: Job, *, precision: str, roundings: tuple[RoundingName | None, 
         change=eight if "int8" in used else sixteen if used else Change.NOTHING,
         changes=f"each hop is rounded to {' or '.join(used)}" if used else "nothing",
         code=_call(OURS, planned, precision=precision),
+        rounds_to=frozenset(used),
     )
 
 

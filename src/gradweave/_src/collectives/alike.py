@@ -51,15 +51,20 @@ class Alike:
 
 
 def spread(alike: Alike) -> Schedule:
-    """Return the schedule of all members; block b belongs to member b, and parts travel alone."""
+    """Return the schedule for all members.
+
+    Block b belongs to member b, and every part is one transfer.
+    """
 
     def round_(number: int) -> Round:
         ahead, parts = alike.hop(number)
         source = np.arange(alike.members)[:, None]
         block = (source + parts[None, :]) % alike.members
         target = (source + ahead) % alike.members
-        columns = np.broadcast_arrays(source, target, block, block + 1)
-        return transfers(*(column.ravel() for column in columns), add=alike.add)
+        begin, many = block.ravel(), len(parts)
+        return transfers(
+            np.repeat(source, many), np.repeat(target, many), begin, begin + 1, add=alike.add
+        )
 
     return Schedule(alike.members, alike.members, alike.rounds, round_)
 

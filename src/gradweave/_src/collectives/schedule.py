@@ -29,14 +29,15 @@ def transfers(
     source: ArrayLike, target: ArrayLike, first: ArrayLike, last: ArrayLike, *, add: bool
 ) -> Round:
     """Return a round whose transfers all add or all replace; scalars stand for all transfers."""
-    columns = np.broadcast_arrays(
-        *(
-            np.atleast_1d(np.asarray(column, dtype=np.int64))
-            for column in (source, target, first, last)
-        )
+    columns = [
+        np.array(column, dtype=np.int64, ndmin=1) for column in (source, target, first, last)
+    ]
+    # As numpy broadcasts, whose own function takes longer than all the rest of a small round.
+    count = next((len(column) for column in columns if len(column) != 1), 1)
+    source_, target_, first_, last_ = (
+        column if len(column) == count else np.full(count, column) for column in columns
     )
-    source_, target_, first_, last_ = (np.array(column) for column in columns)
-    return Round(source_, target_, first_, last_, np.full(len(source_), add))
+    return Round(source_, target_, first_, last_, np.full(count, add))
 
 
 def around_the_end(

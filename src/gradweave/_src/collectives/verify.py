@@ -4,6 +4,7 @@ A block's content is how often it contains each rank's contribution. Adding adds
 replacing copies them. One more count stands for what a rank holds before it was given anything.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +71,7 @@ def find_violation(schedule: Schedule, operation: Operation, *, root: int = 0) -
 
 def _misplaced(schedule: Schedule, one: Round) -> str | None:
     """Name a rank or block that does not exist, which an array index might take for another."""
-    for source, target, first, last, _ in zip(*one, strict=True):
+    for source, target, first, last, _ in _rows(one):
         for rank in (source, target):
             if not 0 <= rank < schedule.ranks:
                 return f"there is no rank {rank} among {schedule.ranks}"
@@ -81,11 +82,12 @@ def _misplaced(schedule: Schedule, one: Round) -> str | None:
 
 def _apply(counts: Counts, one: Round) -> str | None:
     """Change ``counts`` as the round says; return in words what no correct round would do."""
-    before = counts.copy()
-    for source, target, first, last, add in zip(*one, strict=True):
+    sending = np.unique(one.source)
+    before = dict(zip(sending.tolist(), counts[sending], strict=True))
+    for source, target, first, last, add in _rows(one):
         if source == target:
             return f"rank {source} sends to itself"
-        sent = before[source, first:last]
+        sent = before[source][first:last]
         if not add:
             counts[target, first:last] = sent
             continue
@@ -102,13 +104,18 @@ def _apply(counts: Counts, one: Round) -> str | None:
 def _conflict(one: Round) -> str | None:
     """Say where two transfers write one place and do not both add: the later one would win."""
     written: dict[tuple[int, int], bool] = {}
-    for _, target, first, last, add in zip(*one, strict=True):
+    for _, target, first, last, add in _rows(one):
         for block in range(first, last):
-            place = (int(target), block)
+            place = (target, block)
             if place in written and not (add and written[place]):
                 return f"two transfers write block {block} of rank {target}"
-            written[place] = bool(add)
+            written[place] = add
     return None
+
+
+def _rows(one: Round) -> Iterable[tuple[int, int, int, int, bool]]:
+    """Return the transfers one by one, in Python's own numbers, which are quicker to compare."""
+    return zip(*(column.tolist() for column in one), strict=True)
 
 
 def _shortfall(counts: Counts, wanted: Goal) -> str | None:

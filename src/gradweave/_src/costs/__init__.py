@@ -28,6 +28,7 @@ from gradweave._src.costs.cost import (
     fit,
     fit_line,
     least_squares,
+    total_line,
 )
 from gradweave._src.costs.links import GIGABIT_ETHERNET, Level, Link, Links, flat
 from gradweave._src.errors import UnknownCost
@@ -63,6 +64,7 @@ __all__ = [
     "has_formula",
     "least_squares",
     "sparse_closed_form",
+    "total_line",
 ]
 
 Formula = Callable[[Links, int, Spec], Cost]
@@ -182,5 +184,6 @@ def closed_form(operation: Operation, collective: str, links: Links, workers: in
 
 
 def sparse_closed_form(compression: Compression, links: Links, workers: int) -> Line:
+    assert compression.exchange is not None
     form = SPARSE_FORMULAS[compression.exchange]
     return form(_only_link(links, workers, compression.method), workers, compression.density)

@@ -5,7 +5,7 @@ ceil(log2 N). Recursive doubling does where N is a power of two. The table's tre
 parent of two children has one port: as printed they stand in benchmarks/papers/journal_table_2.py.
 """
 
-from gradweave._src.costs.cost import Line
+from gradweave._src.costs.cost import Line, total_line
 from gradweave._src.costs.links import Link
 from gradweave._src.costs.scatter_gather import (
     doubling_all_gather,
@@ -50,14 +50,14 @@ def recursive_doubling(link: Link, workers: int) -> Line:
 
 def halving_doubling(link: Link, workers: int) -> Line:
     """Price halving and doubling, which send the ring's bytes in log N rounds each."""
-    return halving_reduce_scatter(link, workers).plus(doubling_all_gather(link, workers))
+    return total_line(halving_reduce_scatter(link, workers), doubling_all_gather(link, workers))
 
 
 def double_tree(link: Link, workers: int) -> Line:
     """Price two trees, each with half of the message in chunks, up and down at once.
 
     Rounds keep step: the busiest worker of each decides how long it takes. Exact where adding is
-    free; otherwise up to 2 % too much, because some workers add while others send.
+    free; otherwise up to 4 % too little, because some workers add while others send.
     """
     height, chunks = workers.bit_length() - 1, DOUBLE_TREE_CHUNKS
     total = 2 * height + chunks - 1
@@ -97,4 +97,4 @@ def _is_power_of_two(workers: int) -> bool:
 
 def ring(link: Link, workers: int) -> Line:
     """Price a ring: 2 (N-1) rounds of 1/N of the message each."""
-    return ring_reduce_scatter(link, workers).plus(ring_all_gather(link, workers))
+    return total_line(ring_reduce_scatter(link, workers), ring_all_gather(link, workers))

@@ -1,17 +1,22 @@
 """Seconds over bytes: what one message costs. A line, a measured curve, or a formula."""
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from gradweave._src.checks import LARGEST, SMALLEST, require_not_negative
+from gradweave._src.errors import RequestError
 
 FloatArray = NDArray[np.float64]
+# One size gives one time, many give as many.
+Numbers = TypeVar("Numbers", float, FloatArray)
 
 
 # From sizes and seconds to the line that describes them best, in one sense or the other.
@@ -47,17 +52,22 @@ def _weighted_line(nbytes: FloatArray, seconds: FloatArray, weight: FloatArray) 
 
 
 class Cost(Protocol):
-    """What one message costs, as ``Network.cost`` returns it: a line, a curve, or made of such.
+    """The cost of one message as a function of its size; ``Network.cost`` returns it.
 
-    Planners that need only this work on any network.
+    It is a line, a curve, or made of such.
     """
 
-    def seconds(self, nbytes: FloatArray) -> FloatArray:
-        """Return what messages of so many bytes take."""
+    def seconds(self, nbytes: Numbers) -> Numbers:
+        """Return the seconds that a message of ``nbytes`` bytes takes; an array for many sizes."""
         ...
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> "Line":
-        """Return the line that describes messages up to ``largest_bytes`` best, as asked for."""
+        """Return the line that describes messages of up to ``largest_bytes`` bytes best.
+
+        Args:
+            largest_bytes: the size of the largest message.
+            fitted: makes a line of sizes and seconds (default: by the least relative errors).
+        """
         ...
 
     @property
@@ -72,8 +82,8 @@ class Line(
     """A start-up, then time per byte: the papers' ``a + b M``.
 
     Attributes:
-        startup_s: what a message costs however small it is.
-        s_per_byte: what each byte adds.
+        startup_s: seconds that a message takes however small it is.
+        s_per_byte: seconds that each byte adds.
 
     Raises:
         RequestError: if a number is negative or not finite.
@@ -89,8 +99,8 @@ class Line(
     def __post_init__(self) -> None:
         require_not_negative(self, "startup_s", "s_per_byte")
 
-    def seconds(self, nbytes: FloatArray) -> FloatArray:
-        """Return what messages of so many bytes take."""
+    def seconds(self, nbytes: Numbers) -> Numbers:
+        """Return the seconds that a message of ``nbytes`` bytes takes; an array for many sizes."""
         return self.startup_s + self.s_per_byte * nbytes
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> "Line":
@@ -103,12 +113,17 @@ class Line(
         """The size beyond which the answer is an extrapolation: a line has none."""
         return np.inf
 
-    def plus(self, other: "Line") -> "Line":
-        """Return the line of both costs together."""
-        return Line(
-            startup_s=self.startup_s + other.startup_s,
-            s_per_byte=self.s_per_byte + other.s_per_byte,
-        )
+
+def total_line(*lines: Line) -> Line:
+    """Return the line of all these costs together, one after the other."""
+    return reduce(_both, lines)
+
+
+def _both(one: Line, other: Line) -> Line:
+    return Line(
+        startup_s=one.startup_s + other.startup_s,
+        s_per_byte=one.s_per_byte + other.s_per_byte,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +132,15 @@ class Total:
 
     parts: tuple[Cost, ...]
 
-    def seconds(self, nbytes: FloatArray) -> FloatArray:
-        total_s = np.zeros_like(nbytes)
-        for part in self.parts:
+    def seconds(self, nbytes: Numbers) -> Numbers:
+        first, *others = self.parts
+        total_s = first.seconds(nbytes)
+        for part in others:
             total_s = total_s + part.seconds(nbytes)
         return total_s
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
-        lines = [part.line(largest_bytes, fitted) for part in self.parts]
-        return Line(
-            startup_s=sum(line.startup_s for line in lines),
-            s_per_byte=sum(line.s_per_byte for line in lines),
-        )
+        return total_line(*(part.line(largest_bytes, fitted) for part in self.parts))
 
     @property
     def known_to_bytes(self) -> float:
@@ -137,12 +149,12 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a part of each message costs, over the bytes of the whole."""
+    """The cost of a message of which only a share of the bytes is sent."""
 
     whole: Cost
     share: float
 
-    def seconds(self, nbytes: FloatArray) -> FloatArray:
+    def seconds(self, nbytes: Numbers) -> Numbers:
         return self.whole.seconds(self.share * nbytes)
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
@@ -156,12 +168,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Cheapest:
-    """Each message in whichever way is cheapest for it; none costs more than in the first way."""
+    """The cost of a message that takes the cheapest of several ways for its size."""
 
     ways: tuple[Cost, ...]
 
-    def seconds(self, nbytes: FloatArray) -> FloatArray:
-        cheapest: FloatArray = np.min([way.seconds(nbytes) for way in self.ways], axis=0)
+    def seconds(self, nbytes: Numbers) -> Numbers:
+        cheapest: Numbers = np.min([way.seconds(nbytes) for way in self.ways], axis=0)
         return cheapest
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
@@ -182,7 +194,7 @@ class Times:
     factor: float
     cost: Cost
 
-    def seconds(self, nbytes: FloatArray) -> FloatArray:
+    def seconds(self, nbytes: Numbers) -> Numbers:
         return self.factor * self.cost.seconds(nbytes)
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
@@ -200,7 +212,13 @@ FREE = Line(startup_s=0.0, s_per_byte=0.0)
 
 
 class Curve(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="curve"
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="curve",
+    dict=True,  # for what is computed once
 ):
     """Measured points, joined by straight lines.
 
@@ -208,11 +226,11 @@ class Curve(
     curve goes on with the slope of its last octave: two neighbouring points are too noisy for it.
 
     Attributes:
-        nbytes: the sizes, at least two, increasing.
-        measured_s: what a message of each size took.
+        nbytes: sizes in bytes, at least two, increasing.
+        measured_s: seconds for each size.
 
     Raises:
-        ValueError: if sizes do not increase, or a time is not positive.
+        RequestError: if sizes do not increase, or a time is not positive.
 
     Examples:
         >>> curve = gradweave.Curve(nbytes=(1024, 2048), measured_s=(0.001, 0.0015))
@@ -225,41 +243,45 @@ class Curve(
 
     def __post_init__(self) -> None:
         if len(self.nbytes) != len(self.measured_s):
-            raise ValueError(
+            raise RequestError(
                 f"nbytes has {len(self.nbytes)} entries and measured_s {len(self.measured_s)}"
             )
         if len(self.nbytes) < 2:  # noqa: PLR2004
-            raise ValueError(f"nbytes must have at least two entries, got {len(self.nbytes)}")
+            raise RequestError(f"nbytes must have at least two entries, got {len(self.nbytes)}")
         if self.nbytes[0] < 1:
-            raise ValueError(f"nbytes must be positive, got {self.nbytes[0]}")
+            raise RequestError(f"nbytes must be positive, got {self.nbytes[0]}")
         if self.nbytes[-1] > LARGEST:
-            raise ValueError(f"nbytes must be at most {LARGEST:.0e}")
+            raise RequestError(f"nbytes must be at most {LARGEST:.0e}")
         for before, after in pairwise(self.nbytes):
             if after <= before:
-                raise ValueError(f"nbytes must increase, got {after} after {before}")
+                raise RequestError(f"nbytes must increase, got {after} after {before}")
         for size, seconds in zip(self.nbytes, self.measured_s, strict=True):
             if not SMALLEST <= seconds <= LARGEST:
-                raise ValueError(f"measured_s at {size} bytes must be positive, got {seconds}")
-        if self.last_slope < 0:
-            raise ValueError(
-                f"measured_s falls over the last octave, slope {self.last_slope:g} s per byte; "
+                raise RequestError(f"measured_s at {size} bytes must be positive, got {seconds}")
+        if self._last_slope < 0:
+            raise RequestError(
+                f"measured_s falls over the last octave, slope {self._last_slope:g} s per byte; "
                 "larger messages cannot cost less: measure again or leave the points out"
             )
 
     @property
-    def last_slope(self) -> float:
+    def _last_slope(self) -> float:
         """The slope of the last octave, in seconds per byte."""
-        before = max(i for i, size in enumerate(self.nbytes[:-1]) if i == 0 or self._octave(size))
+        # The largest size of which the last is twice as much; the first where there is none.
+        before = max(0, bisect_right(self.nbytes, self.nbytes[-1] / 2) - 1)
         rise_s = self.measured_s[-1] - self.measured_s[before]
         return rise_s / (self.nbytes[-1] - self.nbytes[before])
 
-    def _octave(self, size: int) -> bool:
-        return 2 * size <= self.nbytes[-1]
+    @cached_property
+    def _points(self) -> tuple[FloatArray, FloatArray]:
+        """The points as arrays: planners ask for prices thousands of times."""
+        return np.array(self.nbytes, dtype=np.float64), np.array(self.measured_s, dtype=np.float64)
 
-    def seconds(self, nbytes: FloatArray) -> FloatArray:
-        """Return what messages of so many bytes take."""
-        within = np.interp(nbytes, self.nbytes, self.measured_s)
-        return within + self.last_slope * np.maximum(nbytes - self.nbytes[-1], 0.0)
+    def seconds(self, nbytes: Numbers) -> Numbers:
+        """Return the seconds that a message of ``nbytes`` bytes takes; an array for many sizes."""
+        within = np.interp(nbytes, *self._points)
+        seconds: Numbers = within + self._last_slope * np.maximum(nbytes - self.nbytes[-1], 0.0)
+        return seconds
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
         """Return the line through the measured points, however large a message is asked for."""

@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from gradweave._src.costs import pat
-from gradweave._src.costs.cost import FREE, Line
+from gradweave._src.costs.cost import FREE, Line, total_line
 from gradweave._src.costs.links import Link, Links
 from gradweave._src.costs.scatter_gather import (
     doubling_all_gather,
@@ -53,11 +53,12 @@ def two_level(links: Links, workers: int) -> Line:
     if factors is None or factors[0] == workers:
         return _there_and_back(RING, links.slowest(workers), workers, "all-reduce")  # Eqs. 5, 6
     local, inner = factors[0], links.levels[0].link
-    gather = doubling_all_gather(inner, local).plus(ring_all_gather(inner, local))  # Eq. 4
-    reduce = doubling_all_gather(inner, local).plus(ring_reduce_scatter(inner, local))
+    # Eq. 4
+    gather = total_line(doubling_all_gather(inner, local), ring_all_gather(inner, local))
+    reduce = total_line(doubling_all_gather(inner, local), ring_reduce_scatter(inner, local))
     between = links.slowest(workers)
     masters = _there_and_back(best_tier(workers // local), between, workers // local, "all-reduce")
-    return reduce.plus(masters).plus(gather)
+    return total_line(reduce, masters, gather)
 
 
 def blueconnect(links: Links, workers: int, spec: Spec, *, operation: Operation) -> Line:
@@ -83,7 +84,7 @@ def blueconnect(links: Links, workers: int, spec: Spec, *, operation: Operation)
             sum_s_per_byte=max(level.link.sum_s_per_byte for level in links.levels),
         )
         on_whole_message = _there_and_back(tier, link, factors[stage], operation)
-        total = total.plus(_on_part(on_whole_message, 1 / prod(factors[:stage])))
+        total = total_line(total, _on_part(on_whole_message, 1 / prod(factors[:stage])))
     return total
 
 
@@ -103,13 +104,13 @@ def _named_tiers(spec: Spec, factors: Sequence[int]) -> list[Tier]:
 
 
 def _there_and_back(tier: Tier, link: Link, workers: int, operation: Operation) -> Line:
-    """Price both ways for an all-reduce, and one for either half of it."""
+    """Return the price of an all-reduce, or of its reduce-scatter or all-gather alone."""
     match operation:
         case "reduce-scatter":
             return tier.reduce_scatter(link, workers)
         case "all-gather":
             return tier.all_gather(link, workers)
-    return tier.reduce_scatter(link, workers).plus(tier.all_gather(link, workers))
+    return total_line(tier.reduce_scatter(link, workers), tier.all_gather(link, workers))
 
 
 def _shared_s_per_byte(links: Links, factors: tuple[int, ...], tier: int) -> float:

@@ -3,10 +3,12 @@
 from itertools import accumulate
 from math import prod
 from operator import mul
+from typing import get_args
 
 from msgspec import Struct
 
-from gradweave._src.checks import require_not_negative, require_positive
+from gradweave._src.checks import require_not_negative, require_one_of, require_positive
+from gradweave._src.errors import RequestError
 from gradweave._src.vocabulary import Topology
 
 
@@ -14,9 +16,9 @@ class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a link costs: a message of M bytes takes ``latency_s + s_per_byte * M``.
 
     Attributes:
-        latency_s: the papers' alpha.
-        s_per_byte: the papers' beta.
-        sum_s_per_byte: the papers' gamma, to add a received byte to one's own.
+        latency_s: seconds that any message takes; the papers' alpha.
+        s_per_byte: seconds for each byte, 8e-9 for 1 Gbit/s; the papers' beta.
+        sum_s_per_byte: seconds to add one received byte; the papers' gamma.
 
     Raises:
         RequestError: if a number is negative or not finite.
@@ -27,7 +29,7 @@ class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     latency_s: float
     s_per_byte: float
-    sum_s_per_byte: float = 0.0  # to add a received byte to one's own (gamma)
+    sum_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         require_not_negative(self, "latency_s", "s_per_byte", "sum_s_per_byte")
@@ -57,7 +59,7 @@ class Level(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         8
     """
 
-    members: int | None  # None at the outermost tier: as many as there are
+    members: int | None
     link: Link
 
     def __post_init__(self) -> None:
@@ -70,10 +72,12 @@ class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         levels: the tiers; the last one alone has no number of members.
-        topology: how they are arranged.
+        topology: "fat-tree", in which all workers below a link share it, or "torus", in which only
+            the workers of one innermost group do.
 
     Raises:
-        ValueError: if there is no tier, or a number of members is where none may be.
+        RequestError: if there is no tier, a number of members is where none may be, or there is no
+            such topology.
 
     Examples:
         >>> inside = gradweave.Link(latency_s=10e-6, s_per_byte=1e-10)
@@ -92,14 +96,15 @@ class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     topology: Topology = "fat-tree"
 
     def __post_init__(self) -> None:
+        require_one_of(self, topology=get_args(Topology))
         if not self.levels:
-            raise ValueError("levels must not be empty")
+            raise RequestError("levels must not be empty")
         *inner, outermost = self.levels
         if outermost.members is not None or any(level.members is None for level in inner):
-            raise ValueError("members must be null at the outermost level and only there")
+            raise RequestError("members must be null at the outermost level and only there")
 
     def slowest(self, workers: int) -> Link:
-        """Return a link as bad as any between these workers, for whoever is blind to the tiers."""
+        """Return the worst latency and rate between workers, for algorithms that know no tiers."""
         reached = accumulate((level.members or workers for level in self.levels), mul, initial=1)
         links = [
             level.link

@@ -4,7 +4,7 @@ One of the workers is the server and has one port, so the other N-1 take turns. 
 servers, each handles 1/s of the message.
 """
 
-from gradweave._src.costs.cost import Line
+from gradweave._src.costs.cost import Line, total_line
 from gradweave._src.costs.links import Link
 
 
@@ -18,7 +18,7 @@ def pull(link: Link, workers: int, servers: int = 1) -> Line:
 
 def push_then_pull(link: Link, workers: int, servers: int = 1) -> Line:
     """Price both ways: 2 (N-1) (alpha + beta M/s) + (N-1) gamma M/s."""
-    return push(link, workers, servers).plus(pull(link, workers, servers))
+    return total_line(push(link, workers, servers), pull(link, workers, servers))
 
 
 def _turns(workers: int, servers: int, latency_s: float, s_per_byte: float) -> Line:

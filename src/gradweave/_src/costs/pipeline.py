@@ -1,18 +1,18 @@
-"""Linear pipeline, minimum spanning tree and bidirectional exchange, for broadcast, reduce and
-all-reduce: the Linear Pipeline paper's Table 1, with the steps that its Fig. 2 takes.
+"""Prices of broadcast, reduce and all-reduce by linear pipeline, spanning tree and exchange.
 
-The table counts p-1 + n/b steps of a pipeline where its figure, and so our schedule, takes one
+They are those of the Linear Pipeline paper's Table 1, with the steps that its Fig. 2 takes. The
+table counts p-1 + n/b steps of a pipeline where its figure, and so our schedule, takes one
 less; and it prices an all-reduce as a reduce and a broadcast, where figure and schedule fill the
 pipe once.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from gradweave._src.costs.all_reduce import halving_doubling
-from gradweave._src.costs.cost import Fitting, FloatArray, Line, fit_line
+from gradweave._src.costs.cost import Fitting, FloatArray, Line, Numbers, fit_line, total_line
 from gradweave._src.costs.links import Link
 from gradweave._src.costs.scatter_gather import rounds
 
@@ -51,7 +51,7 @@ class OneWay:
 
 @dataclass(frozen=True, slots=True)
 class ThereAndBack:
-    """Along the chain and around: sums on the way to its end, then the sums to everybody.
+    """An all-reduce along a chain: sums travel to its end, then results travel to all.
 
     A step that adds takes s = alpha + (beta + gamma) n/B, one that does not t = alpha + beta n/B.
     The worker before the last has received all blocks to add after B + p-3 steps. After these it
@@ -114,8 +114,11 @@ class PipelineCost:
         is_better = self.passage.seconds(nbytes, more) < self.passage.seconds(nbytes, fewer)
         return np.where(is_better, more, fewer)
 
-    def seconds(self, nbytes: FloatArray) -> FloatArray:
-        return self.passage.seconds(nbytes, self.blocks(nbytes))
+    def seconds(self, nbytes: Numbers) -> Numbers:
+        sizes = np.asarray(nbytes, dtype=np.float64)
+        taken_s: Any = self.passage.seconds(sizes, self.blocks(sizes))
+        seconds: Numbers = taken_s[()]  # of one size a number, not an array without dimensions
+        return seconds
 
     def line(self, largest_bytes: float, fitted: Fitting = fit_line) -> Line:
         sizes = np.geomspace(min(1024.0, largest_bytes / 2), largest_bytes, 64)
@@ -155,7 +158,7 @@ def mst_reduce(link: Link, workers: int) -> Line:
 
 
 def mst_all_reduce(link: Link, workers: int) -> Line:
-    return mst_reduce(link, workers).plus(mst_broadcast(link, workers))
+    return total_line(mst_reduce(link, workers), mst_broadcast(link, workers))
 
 
 def exchange_broadcast(link: Link, workers: int) -> Line:

@@ -19,6 +19,8 @@ proves this, and that the search may leave out what it leaves out.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +98,15 @@ class _Outlook:
     idle_stall_s: FloatArray
 
 
+class _Buckets(NamedTuple):
+    """What buckets cost: a row for each prefix that they follow, a column for each last tensor."""
+
+    behind: slice  # of all prefixes
+    exists: NDArray[np.bool_]  # whether the last tensor is behind the prefix at all
+    scatter_s: FloatArray
+    gather_s: FloatArray
+
+
 class _Problem:
     """The numbers of one trace and its costs. Totals leave forward out: all plans have it."""
 
@@ -145,22 +156,60 @@ class _Problem:
         arrays[:, -1] = 0.0, 0.0, 0.0, self.least_tail_s, self.least_stall_s
         return _Outlook(*arrays)
 
-    def outlook(self, later: _Outlook | None) -> _Outlook:
-        """Return the outlook for one message more than ``later`` has, or for any number of them."""
+    def outlook(self) -> _Outlook:
+        """Return the outlook for any number of messages more."""
         new = self.nothing_left()
-        old = later or new
         for last in range(self.tensors, 0, -1):
             scatter_s, gather_s = self._costs_s(np.arange(last), np.full(last, last))
             ready_s, due_s = self._ready_s[last - 1], self._due_s[last - 1]
             for array, found_s in (
-                (new.tail_s, old.tail_s[last] + scatter_s),
-                (new.stall_s, old.stall_s[last] + gather_s),
-                (new.both_s, old.both_s[last] + (scatter_s + gather_s)),
-                (new.idle_tail_s, np.maximum(ready_s, old.idle_tail_s[last] - scatter_s)),
-                (new.idle_stall_s, np.maximum(due_s, old.idle_stall_s[last] - gather_s)),
+                (new.tail_s, new.tail_s[last] + scatter_s),
+                (new.stall_s, new.stall_s[last] + gather_s),
+                (new.both_s, new.both_s[last] + (scatter_s + gather_s)),
+                (new.idle_tail_s, np.maximum(ready_s, new.idle_tail_s[last] - scatter_s)),
+                (new.idle_stall_s, np.maximum(due_s, new.idle_stall_s[last] - gather_s)),
             ):
                 np.minimum(array[:last], found_s, out=array[:last])
         return new
+
+    def one_more(self, later: _Outlook) -> _Outlook:
+        """Return the outlook for one message more than ``later`` has.
+
+        All prefixes at once: here, none waits for what is found of another.
+        """
+        new = self.nothing_left()
+        for one in self._buckets():
+            for array, found_s in (
+                (new.tail_s, later.tail_s[1:] + one.scatter_s),
+                (new.stall_s, later.stall_s[1:] + one.gather_s),
+                (new.both_s, later.both_s[1:] + (one.scatter_s + one.gather_s)),
+                (new.idle_tail_s, np.maximum(self._ready_s, later.idle_tail_s[1:] - one.scatter_s)),
+                (new.idle_stall_s, np.maximum(self._due_s, later.idle_stall_s[1:] - one.gather_s)),
+            ):
+                array[one.behind] = found_s.min(axis=1, where=one.exists, initial=np.inf)
+        return new
+
+    def _buckets(self) -> Iterator[_Buckets]:
+        """Yield all buckets there are, as many at a time as may be looked at in one go."""
+        rows = max(1, AT_ONCE // self.tensors)
+        if rows >= self.tensors:
+            yield self._all_buckets
+            return
+        for first in range(0, self.tensors, rows):
+            yield self._buckets_behind(first, min(first + rows, self.tensors))
+
+    @cached_property
+    def _all_buckets(self) -> _Buckets:
+        return self._buckets_behind(0, self.tensors)
+
+    def _buckets_behind(self, begin: int, end: int) -> _Buckets:
+        """Return all buckets whose first tensor follows one of these prefixes."""
+        first, last = np.arange(begin, end)[:, None], np.arange(1, self.tensors + 1)[None, :]
+        exists = first < last
+        costs_s = np.zeros((2, *exists.shape))
+        row, column = np.nonzero(exists)
+        costs_s[:, row, column] = self._costs_s(row + begin, column + 1)
+        return _Buckets(slice(begin, end), exists, *costs_s)
 
     def _costs_s(self, first: IntArray, last: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return the costs of buckets that hold the tensors behind ``first`` up to ``last``."""
@@ -179,7 +228,7 @@ class _Problem:
 
 def _short_s(problem: _Problem, tolerance: float) -> float:
     """Return the least total of all plans, or one so near, from the fronts of all prefixes."""
-    outlook = problem.outlook(None)
+    outlook = problem.outlook()
     known_s = _promising_s(problem, outlook)
     if known_s <= (problem.least_tail_s + problem.least_stall_s) * (1 + ROUNDING):
         return known_s
@@ -216,7 +265,7 @@ def _fewest(problem: _Problem, deadline_s: float, most: int, tolerance: float) -
     grid_s = (problem.forward_s + deadline_s) * grid / 4
     outlooks = [problem.nothing_left()]
     for _ in range(most - 1):
-        outlooks.append(problem.outlook(outlooks[-1]))
+        outlooks.append(problem.one_more(outlooks[-1]))
     known = problem.start
     layers = [known]
     while problem.tensors not in layers[-1].prefix:

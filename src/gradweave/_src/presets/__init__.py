@@ -1,7 +1,10 @@
 """Shipped traces and networks, found by name; any other name is a file."""
 
+import os
+from functools import cache
 from importlib.resources import files as package_files
 from pathlib import Path
+from typing import Any
 
 from gradweave._src import files
 from gradweave._src.errors import RequestError
@@ -20,7 +23,7 @@ def network_names() -> list[str]:
     return _names(Network)
 
 
-def load_trace(name_or_path: str) -> Trace:
+def load_trace(name_or_path: str | os.PathLike[str]) -> Trace:
     """Return a shipped trace, as `gradweave list traces` names them, or read a file of one.
 
     Raises:
@@ -34,7 +37,7 @@ def load_trace(name_or_path: str) -> Trace:
     return _load(name_or_path, Trace)
 
 
-def load_network(name_or_path: str) -> Network:
+def load_network(name_or_path: str | os.PathLike[str]) -> Network:
     """Return a shipped network, as `gradweave list networks` names them, or read a file of one.
 
     Raises:
@@ -48,17 +51,22 @@ def load_network(name_or_path: str) -> Network:
     return _load(name_or_path, Network)
 
 
-def _load(name_or_path: str, kind: type[files.Value]) -> files.Value:
-    if name_or_path in _names(kind):
-        text = (package_files(__name__) / _FOLDERS[kind] / f"{name_or_path}.json").read_text(
-            "utf-8"
-        )
-        return files.loads(text, kind, origin=name_or_path)
-    if not Path(name_or_path).exists():
+def _load(name_or_path: str | os.PathLike[str], kind: type[files.Value]) -> files.Value:
+    name = os.fspath(name_or_path)
+    if name in _names(kind):
+        found: files.Value = _shipped(name, kind)
+        return found
+    if not Path(name).exists():
         what = kind.__name__.lower()
-        shipped = alternatives(name_or_path, _names(kind), listed="shipped are")
-        raise RequestError(f"no file and no shipped {what} {name_or_path!r}{shipped}")
-    return files.read(name_or_path, kind)
+        shipped = alternatives(name, _names(kind), listed="shipped are")
+        raise RequestError(f"no file and no shipped {what} {name!r}{shipped}")
+    return files.read(name, kind)
+
+
+@cache  # they are values, and reading a large one takes longer than planning for it
+def _shipped(name: str, kind: type) -> Any:
+    text = (package_files(__name__) / _FOLDERS[kind] / f"{name}.json").read_text("utf-8")
+    return files.loads(text, kind, origin=name)
 
 
 def _names(kind: type) -> list[str]:

@@ -202,13 +202,13 @@ def _messages(
     free_s, computed_s = begin_s, begin_s + trace.backward_s
     nbytes = plan.bucket_bytes(trace)
     last_tensors = np.cumsum(plan.lengths) - 1
-    price, idle_price = (
-        {
-            way: _priced(known, operation, way, workers, nbytes * priced_share(trace, way[1]))
-            for way in set(map(_way, plan.buckets))
-        }
-        for known in (network, idle)
-    )
+    ways = {way: nbytes * priced_share(trace, way[1]) for way in set(map(_way, plan.buckets))}
+
+    def prices_on(known: Network) -> dict[Way, list[tuple[str, FloatArray]]]:
+        return {way: _priced(known, operation, way, workers, sent) for way, sent in ways.items()}
+
+    price = prices_on(network)
+    idle_price = price if idle is network else prices_on(idle)
     latency_of_s = {
         (by, compression): network.latency_s(
             by, workers=workers, operation=operation, compression=compression
