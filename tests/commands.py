@@ -94,9 +94,7 @@ def launched(
     *command: Any, environment: Mapping[str, str] | None = None, ranks: int = 2
 ) -> subprocess.CompletedProcess[str]:
     """The exit code is that of the first rank to fail, which ends the others."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    world = {**meeting, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    world = world_of(ranks)
     with ExitStack() as stack:
         scripts = [
             stack.enter_context(
@@ -115,6 +113,12 @@ def launched(
                     script.end(signal.SIGTERM)
         outs, saids = zip(*(script.said() for script in scripts), strict=True)
     return subprocess.CompletedProcess(command, exit_code, "".join(outs), "".join(saids))
+
+
+def world_of(ranks: int) -> dict[str, str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    return {**meeting, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
 
 
 def place_of(rank: int) -> dict[str, str]:

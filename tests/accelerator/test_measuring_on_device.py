@@ -20,7 +20,7 @@ from gradweave._src.comm import Communicator
 from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.comm.small_messages import for_texts, payload_device
 from gradweave._src.measure.collectives import time_collectives
-from gradweave._src.measure.network import calibrate
+from gradweave._src.measure.network import measure_network
 from gradweave._src.runtime import planned
 from gradweave._src.runtime.activities import StepTiming
 from gradweave._src.session.commands import TimeSteps
@@ -78,7 +78,7 @@ def calibrated_beside_a_training(group):
     sim.keep_kernels()
 
     def run():
-        network = calibrate(
+        network = measure_network(
             own.group,
             name="sim",
             ways=ALL_REDUCES,

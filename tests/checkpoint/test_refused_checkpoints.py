@@ -94,3 +94,9 @@ def test_a_state_dict_is_of_plain_tensors_everywhere_else(tmp_path):
 
 def test_a_module_alone_is_not_refused():
     assert get_model_state_dict(network()).keys() == network().state_dict().keys()
+
+
+def test_a_model_that_is_not_wrapped():
+    complaint = "^TrainingState takes a wrapped model: .*; got a Sequential$"
+    with pytest.raises(RequestError, match=complaint):
+        TrainingState(network())

@@ -70,7 +70,7 @@ def test_other_ranks_and_wrappers_go_on_with_it(tmp_path, before, after, world):
 
 
 def residuals(group, folder):
-    """What all ranks carry over together, before it is saved or after it was loaded."""
+    """What all ranks carry over together, before it is saved or after it was loaded twice."""
     model, steps = made("sparse", "plain")
     state = TrainingState(model, steps)
     if not folder.exists():
@@ -78,6 +78,10 @@ def residuals(group, folder):
         state.save(folder)
     else:
         state.load(folder)
+        again = folder.with_name("again")
+        state.save(again)  # by as many ranks as there are now
+        model, steps = made("sparse", "plain")
+        TrainingState(model, steps).load(again)
     found = model.sparse_state_dict()
     values = [found[kind]["values"] for kind in ("residuals", "velocities")]
     return found["step"], *({name: one[name].tolist() for name in one} for one in values)

@@ -1,8 +1,11 @@
 """Compiled loops, where they are kept and where they cannot be."""
 
-import pytest
+from importlib.util import find_spec
 
-pytest.importorskip("numba")
+from needs import missing
+
+if find_spec("numba") is None:
+    missing("numba is not installed", whole_module=True)
 
 from gradweave._src.comm import compiled as module
 from gradweave._src.comm.compiled import compiled

@@ -8,10 +8,11 @@ from ranks import on_processes, on_threads
 
 from gradweave._src.collectives import binomial, bruck, doubling, ring
 from gradweave._src.collectives.program import Kind, program
-from gradweave._src.comm.channel import Call
+from gradweave._src.comm.channel import MESSAGES, Call
 from gradweave._src.comm.execute import MOST_AT_ONCE, POSTED_AHEAD, execute
 from gradweave._src.comm.rounds import execute_by_rounds
 from gradweave._src.comm.slices import Scratch, cut
+from gradweave._src.comm.small_messages import FIRST_TAG
 
 SCHEDULES = [bruck.all_gather, binomial.all_reduce, doubling.all_reduce, ring.all_reduce]
 
@@ -185,3 +186,11 @@ def test_every_message_has_one_receiver(make, ranks):
                 received.append((one.peer, rank, one.tag, len(one.memory)))
     assert sorted(sent) == sorted(received)
     assert len({message[:3] for message in sent}) == len(sent)
+
+
+def test_tags_are_behind_those_of_users_and_of_small_messages():
+    """And have 31 bits, which is what gloo sends."""
+    beginnings = {Call(None, "sum", "sum of 3", number).salt for number in range(20_000)}
+    assert min(beginnings) == FIRST_TAG + MESSAGES
+    assert max(beginnings) == (1 << 31) - MESSAGES
+    assert all(beginning % MESSAGES == 0 for beginning in beginnings)

@@ -1,13 +1,20 @@
 """Groups of our own: they find each other whatever was dropped, and go when they are dropped."""
 
 import gc
+import time
 import weakref
+from datetime import timedelta
+from threading import Thread
 
+import pytest
 import torch
-from ranks import on_threads
+import torch.distributed as dist
+from ranks import TIMEOUT, on_threads
 
-from gradweave._src.comm import Communicator
-from gradweave._src.comm.groups import same_ranks
+from gradweave._src.comm import Communicator, small_messages
+from gradweave._src.comm.groups import common_place, same_ranks
+from gradweave._src.comm.small_messages import for_texts
+from gradweave._src.comm.stores import cloned_store
 
 
 def sums(group):
@@ -60,3 +67,74 @@ def test_parts_of_one_group_do_not_meet_each_other():
 
 def test_tiers_of_twins():
     assert on_threads(4, in_parts) == [(2.0, 0, 2), (4.0, 0, 2), (2.0, 1, 2), (4.0, 1, 2)]
+
+
+def group_on(store, rank, life=""):
+    """A group of two that has this store itself, as the next one in the life of a job has."""
+    group = dist.ProcessGroup(store, rank, 2)
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore(f"users {life}", store), rank, 2, TIMEOUT)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    return group
+
+
+def while_another_waits(any_group, make, port):
+    """Whether a thread of the user's, who waits in the store, does so after a group was made."""
+    stores = [dist.TCPStore("127.0.0.1", port, is_master=False) for _ in range(2)]
+    group = group_on(stores[0], any_group.rank())
+    kept = []
+
+    def wait():
+        stores[0].wait(["shutdown"], timedelta(seconds=3))
+        kept.append("waited until it was told")
+
+    thread = Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    made = make(group)
+    any_group.barrier().wait()
+    stores[1].set("shutdown", "")
+    thread.join()
+    del made
+    return kept
+
+
+def sends_nothing_of_the_host(monkeypatch):
+    """A group is taken for one whose backend has an accelerator alone, which is on the host."""
+    monkeypatch.setattr(small_messages, "devices_carried", lambda _: {"cuda"})
+    monkeypatch.setattr(small_messages, "payload_device", lambda _: torch.device("cpu"))
+
+
+@pytest.mark.parametrize("make", [same_ranks, for_texts])
+def test_a_thread_that_waits_in_the_users_store_keeps_nobody(make, monkeypatch):
+    """torch's client of a store is locked meanwhile."""
+    if make is for_texts:
+        sends_nothing_of_the_host(monkeypatch)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found = on_threads(2, while_another_waits, make, server.port)
+    assert found == [["waited until it was told"]] * 2
+
+
+def in_two_lives(any_group, make):
+    """As where a job destroys its groups and makes them anew: old addresses are in the store."""
+    store, found = any_group.get_group_store(), []
+    for life in range(2):
+        group = group_on(store, any_group.rank(), life)
+        made, message = make(group), torch.tensor([1.0])
+        made.allreduce([message]).wait()
+        found.append(message.item())
+        any_group.barrier().wait()
+        del made, group
+    return found
+
+
+def twin_of_a_wrapper(group):
+    common_place(group, cloned_store(group))
+    return same_ranks(group)
+
+
+@pytest.mark.parametrize("make", [twin_of_a_wrapper, for_texts])
+def test_groups_of_an_earlier_life_are_not_met(make, monkeypatch):
+    if make is for_texts:
+        sends_nothing_of_the_host(monkeypatch)
+    assert on_threads(2, in_two_lives, make) == [[2.0, 2.0]] * 2

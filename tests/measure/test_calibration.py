@@ -20,6 +20,7 @@ from gradweave._src.measure.load import computing
 from gradweave._src.measure.network import (
     calibrate,
     gaps_of,
+    measure_network,
     never_cheaper,
     sample_of,
     send_in_turn,
@@ -27,10 +28,13 @@ from gradweave._src.measure.network import (
 from gradweave._src.network import Network
 from gradweave._src.vocabulary import Way
 
+# Where it is not about the times.
+SHORTEST = {"repeats": 1, "largest_bytes": 8 * 1024}
+
 
 def calibrated(group, options):
     advanced = []
-    network = calibrate(group, name="here", advance=lambda: advanced.append(1), **options)
+    network = measure_network(group, name="here", advance=lambda: advanced.append(1), **options)
     return files.dumps(network), len(advanced)
 
 
@@ -72,7 +76,7 @@ def test_all_ranks_measure_the_same(world, small_trace):
 
 
 def test_other_operations_and_what_only_some_of_them_have():
-    network = on_ranks(2, ways=ways(["all-reduce", "broadcast"], ["ring", "mst"]))
+    network = on_ranks(2, ways=ways(["all-reduce", "broadcast"], ["ring", "mst"]), **SHORTEST)
     assert {(c.operation, c.collective) for c in network.costs} == {
         ("all-reduce", "ring"),
         ("all-reduce", "mst"),
@@ -84,7 +88,7 @@ def test_other_operations_and_what_only_some_of_them_have():
 def test_the_halves_of_an_all_reduce(small_trace, lanes):
     """What plans for both passes are made from."""
     halves = ("reduce-scatter", "all-gather")
-    network = on_ranks(2, lanes=lanes, ways=ways(["all-reduce", *halves], ["ring"]))
+    network = on_ranks(2, lanes=lanes, ways=ways(["all-reduce", *halves], ["ring"]), **SHORTEST)
     assert {(c.operation, c.beside) for c in network.costs} == {
         (operation, beside)
         for operation in ("all-reduce", *halves)
@@ -94,9 +98,47 @@ def test_the_halves_of_an_all_reduce(small_trace, lanes):
     assert {bucket.collective for bucket in plan.buckets} == {"ring"}
 
 
+def asked_for(group, operations, collectives):
+    network = calibrate(
+        group,
+        name="here",
+        operations=operations,
+        collectives=collectives,
+        largest_bytes=8 * 1024,
+        repeats=1,
+    )
+    return [(c.operation, c.collective) for c in network.costs if c.beside == "nothing"]
+
+
+def test_as_users_call_it():
+    assert (
+        on_threads(2, asked_for, ["all-reduce", "broadcast"], ["native", "ring"])
+        == [[("all-reduce", "native"), ("all-reduce", "ring"), ("broadcast", "native")]] * 2
+    )
+
+
+def misunderstood(group, operations, collectives):
+    with pytest.raises(RequestError) as caught:
+        asked_for(group, operations, collectives)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("operations", "collectives", "complaint"),
+    [
+        (["all-redce"], ["ring"], "no operation 'all-redce', did you mean all-reduce? There are"),
+        (["all-reduce"], ["rign"], "no all-reduce by 'rign', did you mean ring? There are native"),
+        (["broadcast"], ["native", "ring"], "no broadcast by 'ring'"),
+    ],
+)
+def test_what_cannot_be_asked_for(operations, collectives, complaint):
+    for said in on_threads(2, misunderstood, operations, collectives):
+        assert said.startswith(complaint)
+
+
 def refused(group, options):
     with pytest.raises(RequestError) as caught:
-        calibrate(group, name="here", **options)
+        measure_network(group, name="here", **options)
     return str(caught.value)
 
 

@@ -13,7 +13,7 @@ from gradweave import RequestError, Trace
 from gradweave._src import files
 from gradweave._src.cli import main
 from gradweave._src.clocks import HostClock
-from gradweave._src.measure.backward import record_trace
+from gradweave._src.measure.backward import record_by_clock, record_trace
 from gradweave._src.measure.models import build_model, loss_of, random_input
 
 
@@ -25,7 +25,7 @@ def ticking(step_s=1.0):
 
 def recorded(model, step, **options):
     options = {"warmup": 1, "iterations": 3, "clock": ticking(), **options}
-    return record_trace(model, step, name="made", batch_size=2, **options)
+    return record_by_clock(model, step, name="made", batch_size=2, **options)
 
 
 def two_layers():

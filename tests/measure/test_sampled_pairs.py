@@ -57,6 +57,8 @@ def test_said_in_a_line():
     assert sample.text() == (
         "20.0 us (10.0 us to 40.0 us) and 200.0 MB/s (100.0 MB/s to any rate), 3 pairs, 75% sure"
     )
+    one = TierSample(latency_s=typical([2e-5]), s_per_byte=typical([1e-8]))
+    assert one.text() == "20.0 us and 100.0 MB/s, 1 pair"
 
 
 def links_of(group, factors):

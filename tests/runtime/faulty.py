@@ -1,8 +1,8 @@
-"""A rank that does something bad in its fifth step: ``python faulty.py KIND WAY``, on every rank.
+"""A rank that does something bad in its fifth step: ``python faulty.py KIND WAY FILE``, on all.
 
 KIND is killed, stalled or hook; WAY is how buckets travel: plain (without a hook), native or ring.
 Or KIND is gone: rank 0 is killed before the step, and its buffers are waited for in forward; WAY is
-ddp or sharded.
+ddp or sharded. By FILE, which is not there, rank 0 tells that its first bucket has arrived.
 """
 
 import os
@@ -10,18 +10,22 @@ import signal
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from gradweave._src.comm import Communicator
+from gradweave._src.measure.spans import SpanRecorder
 from gradweave._src.plan import Bucket, Plan
 from gradweave._src.runtime.ddp import DistributedDataParallel
 from gradweave._src.runtime.sharded import ShardedDataParallel
 
-TIMEOUT = timedelta(seconds=4)
+# Of the group; and what ranks may take to meet, on a busy machine.
+TIMEOUT, MEETING = timedelta(seconds=4), timedelta(seconds=60)
 BAD_STEP = 5
-ARRIVED_AFTER_S = 1.0
 BUCKETS = (("1.bias", "1.weight"), ("0.bias", "0.weight"))
 
 
@@ -30,9 +34,25 @@ def plan_by(collective: str) -> Plan:
     return Plan(planner="made", buckets=buckets)
 
 
-def misbehave(kind: str) -> None:
+def tell_of_arrival(way: str, arrived: Path) -> None:
+    """Touch the file when a bucket has been averaged here; without a hook nobody sees that."""
+    if way == "plain":
+        arrived.touch()
+        return
+    owner, name = (Communicator, "run") if way == "ring" else (SpanRecorder, "done")
+    averaged = getattr(owner, name)
+
+    def told(*args: Any, **options: Any) -> None:
+        averaged(*args, **options)
+        arrived.touch()
+
+    setattr(owner, name, told)
+
+
+def misbehave(kind: str, arrived: Path) -> None:
     if kind == "killed":
-        time.sleep(ARRIVED_AFTER_S)  # the first bucket, which another thread may be sending
+        while not arrived.exists():  # the first bucket, which another thread may be sending
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "stalled":
         time.sleep(60)
@@ -59,7 +79,7 @@ def train_until_gone(way: str) -> None:
     print("trained to the end", flush=True)  # noqa: T201
 
 
-def main(kind: str, way: str) -> None:
+def main(kind: str, way: str, arrived: Path) -> None:
     if kind == "gone":
         train_until_gone(way)
         return
@@ -71,11 +91,22 @@ def main(kind: str, way: str) -> None:
     for step in range(1, 9):
         loss = wrapped(torch.ones(2, 4)).sum()
         if step == BAD_STEP and dist.get_rank() == 1:
-            model[0].weight.register_hook(lambda _: misbehave(kind))  # between the two buckets
+            model[0].weight.register_hook(lambda _: misbehave(kind, arrived))  # between buckets
+        if step == BAD_STEP and dist.get_rank() == 0:
+            tell_of_arrival(way, arrived)
         loss.backward()
     print("trained to the end", flush=True)  # noqa: T201
 
 
+def join() -> None:
+    """As ``init_process_group`` does by the environment, but ranks may begin late."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, world, is_master=rank == 0, timeout=MEETING)
+    store.set_timeout(TIMEOUT)
+    dist.init_process_group("gloo", rank=rank, world_size=world, store=store, timeout=TIMEOUT)
+
+
 if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=TIMEOUT)
-    main(*sys.argv[1:])
+    join()
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -1,10 +1,19 @@
 """How users run forward and backward passes."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
-from habits_of_models import Branching, Convolutional, batch, network, sgd, take_step, train
+from habits_of_models import (
+    Branching,
+    Checkpointed,
+    Convolutional,
+    batch,
+    network,
+    sgd,
+    take_step,
+    train,
+)
 from torch import nn
 from torch.nn.parallel.distributed import _find_tensors
 
@@ -32,6 +41,41 @@ def accumulates_in_a_static_graph(wrap, rank):
                 wrapped(batch(step + 500, rank)).square().mean().backward()
         wrapped(batch(step, rank)).square().mean().backward()
         optimizer.step()
+    return {"model": wrapped}
+
+
+def looks_locally_in_a_static_graph(wrap, rank):
+    """Before each step, and on one rank only."""
+    wrapped = wrap(network(), static_graph=True)
+    optimizer = sgd(wrapped)
+    for step in wrap.steps():
+        if step and rank:
+            with wrapped.no_sync():
+                wrapped(batch(step + 500, rank))
+        take_step(wrapped, optimizer, batch(step, rank))
+    return {"model": wrapped}
+
+
+def forward_before_backward_in_a_static_graph(wrap, rank):
+    """The next batch's before this one's; buckets change between them."""
+    return forward_before_backward(wrap, rank, wrap(network(), static_graph=True))
+
+
+def forward_before_backward_of_reentrant_checkpoints(wrap, rank):
+    model = Checkpointed(use_reentrant=True)
+    return forward_before_backward(wrap, rank, wrap(model, static_graph=True))
+
+
+def forward_before_backward(wrap, rank, wrapped):
+    waiting = None
+    for step in wrap.steps():
+        following = wrapped(batch(step, rank))
+        if waiting is not None:
+            wrapped.zero_grad()
+            waiting.square().mean().backward()
+            for parameter in wrapped.parameters():  # not in place: the next pass needs them
+                parameter.data = parameter.data - 0.05 * parameter.grad
+        waiting = following
     return {"model": wrapped}
 
 
@@ -69,6 +113,28 @@ def synchronises_after_forward(wrap, rank):
                 losses[1].backward()
         optimizer.step()
     return {"model": wrapped}
+
+
+def synchronises_twice_after_forward(wrap, rank, *, looks=0):
+    """Some time later both backward passes are synchronised; one rank looks between them."""
+    wrapped = wrap(network())
+    optimizer = sgd(wrapped)
+    for step in wrap.steps():
+        optimizer.zero_grad()
+        with wrapped.no_sync():
+            losses = [wrapped(batch(2 * step + n, rank)).square().mean() for n in range(2)]
+            with synchronised_in_backward(wrapped) if step > 5 else nullcontext():
+                losses[0].backward()
+            if rank == looks and step > 5:
+                wrapped(batch(step + 900, rank))
+            with synchronised_in_backward(wrapped):
+                losses[1].backward()
+        optimizer.step()
+    return {"model": wrapped}
+
+
+def synchronises_twice_while_another_rank_looks(wrap, rank):
+    return synchronises_twice_after_forward(wrap, rank, looks=1)
 
 
 def synchronises_branches_after_forward(wrap, rank):
@@ -484,8 +550,13 @@ def looks_for_anomalies(wrap, rank):
 HABITS = [
     accumulates_into_views,
     accumulates_in_a_static_graph,
+    looks_locally_in_a_static_graph,
+    forward_before_backward_in_a_static_graph,
+    forward_before_backward_of_reentrant_checkpoints,
     zeroes_gradients_in_place,
     synchronises_after_forward,
+    synchronises_twice_after_forward,
+    synchronises_twice_while_another_rank_looks,
     synchronises_branches_after_forward,
     sets_the_flag_itself,
     backward_alone_under_no_sync,

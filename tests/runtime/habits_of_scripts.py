@@ -142,6 +142,23 @@ def communication_hook(wrap, rank):
     return train(wrap, rank, wrapped)
 
 
+def communication_hook_in_cpp(wrap, rank):
+    wrapped = wrap(network())
+    wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return train(wrap, rank, wrapped)
+
+
+def other_group(wrap, rank, *, stage="trying"):
+    """Of as many ranks, as after one that was lost has come again."""
+    wrapped = wrap(network())
+    optimizer = sgd(wrapped)
+    for step in wrap.steps():
+        if wrap.begins(stage):
+            wrapped._update_process_group(dist.new_group())
+        take_step(wrapped, optimizer, batch(step, rank))
+    return {"model": wrapped}
+
+
 def communication_hook_later(wrap, rank, *, stage="recording"):
     wrapped = wrap(network())
     optimizer = sgd(wrapped)
@@ -336,6 +353,8 @@ HABITS = [
     batched_copies_of_gradients,
     other_first_bucket,
     communication_hook,
+    communication_hook_in_cpp,
+    other_group,
     communication_hook_later,
     communication_hook_while_plans_are_tried,
     uneven_inputs,

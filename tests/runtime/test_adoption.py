@@ -3,6 +3,7 @@
 import gc
 import logging
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from gradweave._src import files
 from gradweave._src.compression import ROUNDED
 from gradweave._src.plan import Plan
 from gradweave._src.runtime import ddp
+from gradweave._src.runtime.account import PlanningAccount
+from gradweave._src.session.findings import Findings, Stage
 
 
 class Lines(logging.Handler):
@@ -154,6 +157,22 @@ def test_one_worker_has_nothing_to_adopt(tmp_path):
     ((adopted, explained),) = on_two(alone, scratch=tmp_path, world=1)
     assert not adopted
     assert explained == "torch's own buckets stay: one worker sends no messages."
+
+
+def test_why_there_is_no_recipe_is_one_line():
+    """However much there is to explain by now."""
+    found = Findings(stage=Stage.LEARNING, baseline_step_s=0.1)
+    account = PlanningAccount(
+        SimpleNamespace(findings=found),
+        None,
+        why_unplanned=None,
+        workers=2,
+        device="cpu",
+        baseline="torch's own buckets",
+    )
+    assert len(account.explain().splitlines()) > 1
+    with pytest.raises(RequestError, match=r"^there is no recipe: No plan yet: [^\n]*\.$"):
+        account.recipe()
 
 
 def outlived(group):

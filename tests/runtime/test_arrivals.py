@@ -44,16 +44,17 @@ def test_modules_wait_for_what_they_read():
         model(torch.ones(1, 2))
     log = []
     expected_by(model, arrivals, log)
-    model.called.register_forward_pre_hook(lambda *_: log.append("called"))
+    model.register_forward_pre_hook(lambda *_: log.append("in the model"))
+    model.called.register_forward_pre_hook(lambda *_: log.append("in the module"))
     model(torch.ones(1, 2))
-    before, after = log[: log.index("called")], log[log.index("called") + 1 :]
-    # Its own, those nobody was seen to read, and then those of the module that is called.
-    at_model = {"own", "idle.weight", "idle.bias", "borrowed.bias"}
-    assert set(before[: len(at_model)]) == at_model
-    assert set(before[len(at_model) :]) == {"called.weight", "called.bias", "borrowed.weight"}
-    assert after == []
     arrivals.wait_for_all()
-    assert after == []
+    # Its own, those nobody was seen to read, and then those of the module that is called.
+    at_model = ["borrowed.bias", "idle.bias", "idle.weight", "own"]
+    at_module = ["borrowed.weight", "called.bias", "called.weight"]
+    first = log.index("in the model")
+    assert sorted(log[:first]) == at_model
+    assert sorted(log[first + 1 : -1]) == at_module
+    assert (log[-1], len(log)) == ("in the module", len(at_model) + len(at_module) + 2)
 
 
 def test_what_has_failed_has_not_arrived():

@@ -1,5 +1,6 @@
 """The three BSP loops train as one worker does on everybody's batch."""
 
+import inspect
 from functools import cache
 
 import pytest
@@ -99,6 +100,16 @@ def drifting(group, twin, every):
 def test_weights_are_made_equal_now_and_then(every, same):
     first, second = on_threads(2, drifting, every, groups=2)
     assert all(torch.equal(first[name], value) for name, value in second.items()) == same
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_every_option_can_be_looked_up(name):
+    found = inspect.signature(LOOPS[name]).parameters
+    assert list(found)[:4] == ["model", "optimizer", "collective", "group"]
+    assert {one.kind for one in found.values()} <= {
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    }
 
 
 def test_what_it_refuses():

@@ -2,11 +2,14 @@
 
 import gc
 import weakref
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
+from ranks import on_processes
 
+from gradweave import DistributedDataParallel
 from gradweave._src.errors import CollectiveError
 from gradweave._src.measure import spans
 from gradweave._src.measure.spans import SpanRecorder
@@ -26,6 +29,29 @@ def test_the_first_failure_is_told_with_the_trainings_own_step(caplog):
     assert "bucket 1 by ring" in str(failures[1])
     with pytest.raises(CollectiveError, match="bucket 2 by ring"):
         sender.raise_failure()
+
+
+def goes_on_after_a_failure(group):
+    """What backward and the next forward raise, when the second step's first bucket fails."""
+    model = torch.nn.Linear(3, 2)
+    wrapped = DistributedDataParallel(model, collective="ring")
+    wrapped(torch.ones(1, 3)).sum().backward()
+    transport = wrapped._engine.sender.transport
+
+    def fails(*args, **options):
+        raise RuntimeError("gone")
+
+    transport.average = fails
+    with suppress(Exception):
+        wrapped(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(CollectiveError) as caught:
+        wrapped(torch.ones(1, 3))
+    return str(caught.value)
+
+
+def test_a_failure_that_backward_has_not_raised_is_raised_by_the_next_forward(tmp_path):
+    for rank, said in enumerate(on_processes(2, goes_on_after_a_failure, scratch=tmp_path)):
+        assert said == f"rank {rank}, step 2, bucket 1 by ring: gone"
 
 
 class Underway(ByRing):

@@ -1,5 +1,6 @@
 """Sparsified training that is interrupted: residuals, velocities, position in the schedule."""
 
+import copy
 import logging
 
 import pytest
@@ -93,6 +94,49 @@ def test_resuming_equals_an_uninterrupted_run_bit_for_bit(tmp_path, way):
         "sparse-0-of-2.pt",
         "sparse-1-of-2.pt",
     ]
+
+
+def returned(group, way, ends_with):
+    """Seven steps at once; and with two more after the fourth, which are taken back."""
+    sparse, given = WAYS[way]
+    settings = GTopK(density=WARMUP, momentum=0.9, clip_norm=0.1, **sparse)
+    ends = []
+    for returns in (False, True):
+        model = network()
+        wrapped = DistributedDataParallel(model, compression=settings, **given)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(7):
+            if step == 4 and returns:
+                kept = copy.deepcopy((model.state_dict(), wrapped.sparse_state_dict()))
+                take_step(wrapped, optimizer, 40, group.rank())
+                optimizer.zero_grad()
+                wrapped(torch.ones(4, 6)).square().mean().backward()
+                if ends_with == "a step":
+                    optimizer.step()
+                elif ends_with == "a skipped step":
+                    optimizer.zero_grad()
+                model.load_state_dict(kept[0])
+                wrapped.load_sparse_state_dict(kept[1])
+                told = wrapped.sparse_state_dict()
+                for kind in ("residuals", "velocities"):
+                    values, again = kept[1][kind]["values"], told[kind]["values"]
+                    assert all(torch.equal(values[name], again[name]) for name in values)
+            take_step(wrapped, optimizer, step, group.rank())
+        ends.append((model.state_dict(), wrapped.sparse_state_dict()))
+    (weights, state), (weights_again, state_again) = ends
+    pairs = [(weights[name], weights_again[name]) for name in weights]
+    for kind in ("residuals", "velocities"):
+        values, again = state[kind]["values"], state_again[kind]["values"]
+        pairs += [(values[name], again[name]) for name in values]
+    return [torch.equal(*pair) for pair in pairs], state["step"], state_again["step"]
+
+
+@pytest.mark.parametrize("ends_with", ["a step", "a skipped step", "a backward pass"])
+def test_a_wrapper_that_went_on_can_return(tmp_path, ends_with):
+    """Nothing is left of the steps after the state that it loads."""
+    for same, *steps in on_processes(2, returned, "two buckets", ends_with, scratch=tmp_path):
+        assert same == [True] * 12
+        assert steps == [7, 7]
 
 
 def integers(group, folder, steps, state_from=None):

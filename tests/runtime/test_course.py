@@ -37,15 +37,16 @@ def test_a_whole_course_with_messages_of_ours(tmp_path, options):
         assert has_forward
 
 
-def accumulating(group):
-    wrapped = DistributedDataParallel(network(), **QUICK)
+def accumulating(group, options):
+    wrapped = DistributedDataParallel(network(), **QUICK, **options)
     trained(wrapped, group.rank(), steps=5, until_settled=True, accumulate=3)
     return wrapped.findings().passes, wrapped.explain()
 
 
-def test_a_step_has_all_of_its_passes(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}])
+def test_a_step_has_all_of_its_passes(tmp_path, options):
     """Otherwise what one of them is predicted to take would stand beside what a step took."""
-    for passes, explained in on_two(accumulating, scratch=tmp_path):
+    for passes, explained in on_two(accumulating, options, scratch=tmp_path):
         assert passes == 3
         assert "in each of 3 passes" in explained
 

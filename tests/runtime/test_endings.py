@@ -1,18 +1,17 @@
 """When one rank ends, all end as with torch's wrapper, in whatever stage they were."""
 
 import json
-import sys
 
 import endings
 import pytest
-from commands import run
+from commands import python
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", endings.KINDS)
 def test_ranks_end_as_with_torchs_wrapper(kind):
     """Seconds: six pairs of ranks train and end, those of torch's wrapper first and last."""
-    ran = run(sys.executable, endings.__file__, kind)
+    ran = python(endings.__file__, kind)
     assert ran.returncode == 0, ran.stderr
     first, *ours, last = (endings.Ending(**json.loads(line)) for line in ran.stdout.splitlines())
     assert [ending.moment for ending in ours] == list(endings.MOMENTS)

@@ -52,52 +52,73 @@ def test_three_ranks_train_bit_for_bit_while_messages_are_noted(tmp_path, option
     assert found == [("learning", True, True)] * 3
 
 
+def of_each(group, fn, cases):
+    """What fn says of each case, by its name: one launch of ranks serves them all."""
+    found = {}
+    for name, case in cases.items():
+        try:
+            found[name] = fn(group, *case)
+        except Exception as error:
+            error.add_note(f"in the case of {name}")
+            raise
+    return found
+
+
 def with_plan(group, options, accumulate):
     ours = {"plan": plan_of(2, 1, 2), **options}
     return same_bits(group, ours, options, steps=8, accumulate=accumulate)
 
 
-@pytest.mark.parametrize("options", TORCH_OPTIONS.values(), ids=TORCH_OPTIONS)
-@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.long), 3])
-@pytest.mark.filterwarnings("ignore:You passed find_unused_parameters")
-def test_a_given_plan_changes_no_bit(tmp_path, options, accumulate):
-    assert on_two(with_plan, options, accumulate, scratch=tmp_path) == [True, True]
+def test_a_given_plan_changes_no_bit(tmp_path):
+    named = {
+        f"{name}, {accumulate} passes for a step": (options, accumulate)
+        for name, options in TORCH_OPTIONS.items()
+        for accumulate in (1, 3)
+    }
+    for found in on_two(of_each, with_plan, named, scratch=tmp_path):
+        assert found == dict.fromkeys(named, True)
 
 
-def buckets_seen(group, options, plan):
-    wrapped = DistributedDataParallel(network(), plan=plan, **options)
+def buckets_seen(group, options, lengths):
+    wrapped = DistributedDataParallel(network(), plan=plan_of(*lengths), **options)
     trained(wrapped, group.rank(), steps=12)  # torch reports a static graph's after ten
     return torch_bucket_bytes(wrapped)
 
 
-@pytest.mark.parametrize("options", TORCH_OPTIONS.values(), ids=TORCH_OPTIONS)
-@pytest.mark.parametrize(
-    "lengths", [(2, 1, 2), (1, 1, 1, 1, 1), (5,), pytest.param((4, 1), marks=pytest.mark.long)]
-)
-def test_torch_makes_the_planned_buckets(tmp_path, options, lengths):
-    sizes = [40, 20, 180, 36, 216]
-    expected, first = [], 0
-    for length in lengths:
-        expected.append(sum(sizes[first : first + length]))
-        first += length
-    plan = plan_of(*lengths)
-    if options.get("find_unused_parameters"):
-        # Declaration order, turned round: within a layer the bias comes first here too.
-        assert list(reversed([n for n, _ in network().named_parameters()])) == NAMES
-    assert on_two(buckets_seen, options, plan, scratch=tmp_path) == [expected, expected]
+LENGTHS = {
+    (2, 1, 2): [60, 180, 252],
+    (1, 1, 1, 1, 1): [40, 20, 180, 36, 216],
+    (5,): [492],
+    (4, 1): [276, 216],
+}
 
 
-def three_ranks(group, ours):
+def test_torch_makes_the_planned_buckets(tmp_path):
+    # Declaration order, turned round: within a layer the bias comes first here too.
+    assert list(reversed([n for n, _ in network().named_parameters()])) == NAMES
+    named = {
+        f"{name}, {lengths}": (options, lengths)
+        for name, options in TORCH_OPTIONS.items()
+        for lengths in LENGTHS
+    }
+    for found in on_two(of_each, buckets_seen, named, scratch=tmp_path):
+        assert found == {name: LENGTHS[lengths] for name, (_, lengths) in named.items()}
+
+
+def three_ranks(group, collective):
+    ours = {"plan": plan_of(2, 3, collective=collective), "collective": collective}
     wrapped = DistributedDataParallel(network(torch.float64), **ours)
     steps, weights = trained(wrapped, group.rank(), steps=20)
     _, expected = trained(TorchDDP(network(torch.float64)), group.rank(), steps=steps)
     return max(float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True))
 
 
-@pytest.mark.parametrize("collective", ["native", "ring", "recursive-doubling", "parameter-server"])
-def test_other_orders_of_summation_differ_by_rounding_only(tmp_path, collective):
-    ours = {"plan": plan_of(2, 3, collective=collective), "collective": collective}
-    assert max(on_two(three_ranks, ours, scratch=tmp_path, world=3)) < 1e-13
+def test_other_orders_of_summation_differ_by_rounding_only(tmp_path):
+    collectives = ["native", "ring", "recursive-doubling", "parameter-server"]
+    named = {name: (name,) for name in collectives}
+    for found in on_two(of_each, three_ranks, named, scratch=tmp_path, world=3):
+        assert list(found) == collectives
+        assert {name: error for name, error in found.items() if not error < 1e-13} == {}
 
 
 def on_a_narrow_wire(group, precision):

@@ -7,7 +7,7 @@ import torch
 from ranks import on_processes
 from torch import nn
 
-from gradweave import DistributedDataParallel, ShardedDataParallel
+from gradweave import CollectiveError, DistributedDataParallel, ShardedDataParallel
 from gradweave._src.clocks import HostClock
 from gradweave._src.runtime import activities, instruments, probing
 from gradweave._src.runtime.probing import Probing
@@ -110,3 +110,35 @@ def test_what_fails_on_one_rank(tmp_path, kind, options, breaks, broken_rank):
         assert weights == ranks[0][2]
     assert ranks[0][1] == ranks[1][1]
     assert ranks[0][1].count("(rank 1)") == broken_rank
+
+
+def an_answer_lost(group, which):
+    """What rank 1 is told whose report was heard, though it does not know that."""
+    logging.getLogger("gradweave").setLevel(logging.CRITICAL)
+    torch.manual_seed(0)
+    wrapped = DistributedDataParallel(nn.Linear(4, 4), record_steps=1, trial_steps=1)
+    if group.rank() == 1:
+        board = wrapped._driver._board
+        report, said = board.report, []
+
+        def lose(topic, text, *, must_be_heard):
+            report(topic, text, must_be_heard=must_be_heard)
+            said.append(topic)
+            if len(said) == which:
+                raise RuntimeError("the answer is lost")
+
+        board.report = lose
+    try:
+        for _ in range(MOST_STEPS):
+            wrapped(torch.ones(2, 4)).square().mean().backward()
+    except (CollectiveError, RuntimeError) as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+@pytest.mark.parametrize("which", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_whoever_may_have_been_heard_does_not_go_on_alone(tmp_path, which):
+    other, (kind, text) = on_processes(2, an_answer_lost, which, scratch=tmp_path)
+    assert kind == "CollectiveError"
+    assert "other ranks may change their buckets: the answer is lost" in text
+    assert other is not None

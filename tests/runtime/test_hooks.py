@@ -204,5 +204,13 @@ def test_misuse(tmp_path):
         assert "bucket 1 by gtopk: a gradient of another model than the" in wrong_model
 
 
+def test_only_torchs_own_wrapper_takes_a_hook():
+    ours = object.__new__(DistributedDataParallel)
+    with pytest.raises(RequestError, match=r"for torch's own wrapper; .* compression=… instead$"):
+        hooks.SparseState(ours, GTopK(0.1))
+    with pytest.raises(RequestError, match=r"got a Sequential; wrap it first$"):
+        hooks.SparseState(network(), GTopK(0.1))
+
+
 def test_hooks_are_found_without_an_import_of_their_own():
     assert gradweave._src.hooks.gtopk is hooks.gtopk

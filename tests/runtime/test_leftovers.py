@@ -13,7 +13,9 @@ from side_by_side import LOOK_EVERY, MOST_STEPS, QUICK, stage_of
 from small_training import batch, network
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave import DistributedDataParallel, GTopK, ShardedDataParallel
+from gradweave import DistributedDataParallel, GTopK, RequestError, ShardedDataParallel
+from gradweave._src.comm.groups import same_ranks
+from gradweave._src.comm.lanes import lanes_for
 
 # By each of these a wrapper needs other threads and groups.
 KINDS = {
@@ -47,7 +49,8 @@ def open_when_quiet():
     """What is open once nothing has been closed for a while: threads take a moment to end."""
     deadline_s = time.monotonic() + QUIET_WITHIN_S
     found, since_s = open_now(), time.monotonic()
-    while time.monotonic() < min(since_s + QUIET_S, deadline_s):
+    while time.monotonic() < since_s + QUIET_S:
+        assert time.monotonic() < deadline_s, f"no quiet within {QUIET_WITHIN_S:g} s: {found}"
         time.sleep(QUIET_S / 10)
         if (now := open_now()) != found:
             found, since_s = now, time.monotonic()
@@ -100,6 +103,45 @@ def test_wrappers_made_and_dropped_leave_nothing(tmp_path, kind, times, settles)
     ranks = on_processes(2, made_and_dropped, kind, times, settles, scratch=tmp_path)
     for after_two, after_all in ranks:
         assert after_all == after_two
+
+
+def refused(group, kind, options, groups):
+    """A wrapper whose groups cannot be made from some number of them on."""
+    made = []
+
+    def make_group():
+        if len(made) == groups:
+            raise OSError("no more groups")
+        made.append("one")
+        return same_ranks(group)
+
+    with pytest.raises((RequestError, OSError)):
+        kind(network(), make_group=make_group, **options)
+    assert len(made) == groups
+
+
+def refused_again(group, kind, options, groups):
+    """What is open after one that was refused, and after more of them."""
+    found = []
+    for number in range(4):
+        refused(group, kind, options, groups)
+        if number in {0, 3}:
+            found.append(open_when_quiet())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "groups"),
+    [
+        (DistributedDataParallel, {"precision": "int8", "collective": "recursive-doubling"}, 0),
+        (DistributedDataParallel, {"collective": "ring"}, 1),
+        (ShardedDataParallel, {}, lanes_for(torch.device("cpu"))),
+    ],
+    ids=["options", "second group", "sharded"],
+)
+def test_what_is_refused_leaves_nothing(tmp_path, kind, options, groups):
+    for first, last in on_processes(2, refused_again, kind, options, groups, scratch=tmp_path):
+        assert last == first
 
 
 def held_when_settled(group, kind):

@@ -7,11 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import on_threads
 
+from gradweave._src.comm.groups import common_place
+from gradweave._src.comm.stores import cloned_store
 from gradweave._src.runtime.noticeboard import Ended, Noticeboard
 
 
+def board_of(group):
+    return Noticeboard(group, common_place(group, cloned_store(group)))
+
+
 def said(group):
-    board = Noticeboard(group)
+    board = board_of(group)
     before = board.everyone("topic")
     board.say("topic", f"rank {group.rank()}")
     if group.rank() == 0:
@@ -30,7 +36,7 @@ def test_everybody_reads_what_everybody_has_said(world):
 
 def two_boards(group):
     """Of two wrappers on one group, or of a job that was restarted on the same store."""
-    first, second = Noticeboard(group), Noticeboard(group)
+    first, second = board_of(group), board_of(group)
     first.say("topic", "first")
     group.barrier().wait()
     return second.everyone("topic"), first.everyone("topic")
@@ -42,7 +48,7 @@ def test_boards_do_not_mix():
 
 def turns_taken(group, most, ends_after):
     """How many turns this rank takes; it wants to end after so many."""
-    turns = Noticeboard(group).turns("test")
+    turns = board_of(group).turns("test")
     for taken in range(most):
         if taken == ends_after[group.rank()]:
             turns.end()
@@ -63,7 +69,7 @@ def test_all_ranks_take_a_turn_or_none(ends_after):
 
 def waits_for_nobody(group, rank_that_waits):
     """A rank whose peers never come to take their turn can be ended from another thread."""
-    turns = Noticeboard(group).turns("test")
+    turns = board_of(group).turns("test")
     if group.rank() != rank_that_waits:
         return "elsewhere"
 
@@ -85,7 +91,7 @@ def test_waiting_can_be_ended_where_nobody_else_comes(rank_that_waits):
 
 def late_rank_0(group):
     """Rank 1 arrives, wants to leave, gets no answer and goes; then rank 0 comes."""
-    turns = Noticeboard(group).turns("test")
+    turns = board_of(group).turns("test")
     if group.rank() == 0:
         group.barrier().wait()
     else:
@@ -105,7 +111,7 @@ def test_nobody_goes_on_when_somebody_has_left():
 
 
 def forgotten(group):
-    board = Noticeboard(group)
+    board = board_of(group)
     for number in range(3):
         board.say(f"topic {number}", "x")
         group.barrier().wait()
@@ -124,7 +130,7 @@ class Silent:
 
 
 def cut_off(group):
-    board = Noticeboard(group)
+    board = board_of(group)
     board._store, board._answered_within_s = Silent(), 0.05
     said = []
     for _ in range(2):

@@ -3,6 +3,8 @@
 import pytest
 from ranks import on_threads
 
+from gradweave._src.comm.groups import common_place
+from gradweave._src.comm.stores import cloned_store
 from gradweave._src.errors import RequestError
 from gradweave._src.phases import Phases
 from gradweave._src.runtime.noticeboard import Noticeboard
@@ -92,7 +94,8 @@ def test_without_a_store_training_goes_on():
 
 def heard(group):
     clock = Clock()
-    news = PhaseNews(Noticeboard(group), clock)
+    board = Noticeboard(group, common_place(group, cloned_store(group)))
+    news = PhaseNews(board, clock)
     before = news.heard()
     group.barrier().wait()
     clock.begun = TOLD_EVERY_STEPS
@@ -117,4 +120,5 @@ def asked(group):
 
 def test_one_that_has_seen_too_little_is_named_on_all_ranks():
     for said in on_threads(3, asked):
-        assert said.startswith("it takes 20 steps to tell who is slow, and rank 1 has seen the")
+        assert said.startswith("20 steps since planning last changed something are needed to tell")
+        assert "and rank 1 has timed 7; ask again later" in said

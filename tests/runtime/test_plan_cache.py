@@ -176,7 +176,7 @@ FAULTS = {
     ),
     "kind": (
         lambda cache: files.write(cache._path, RECIPE),
-        "schema: expected 'gradweave.remembered/3', found 'gradweave.recipe/4'",
+        "this is a recipe, not a remembered plan",
     ),
     "renamed": (of_another_model, "it was made for other parameters"),
     "field": (changed('"workers": 2, "dev', '"workers": "2", "dev'), "recipe.workers: Expected"),
@@ -253,8 +253,9 @@ def link_to_itself(folder, cache):
 
 
 ALONE = "planning anew, and remembering nothing"
+NO_FOLDER = "cache: {} is a file, not a folder; plans are not kept"
 PLACES = {
-    "folder is a file": (is_a_file, ALONE, "Not a directory"),
+    "folder is a file": (is_a_file, NO_FOLDER, ""),
     "file is a folder": (lambda folder, cache: cache._path.mkdir(), ALONE, "Is a directory"),
     "link to itself": (link_to_itself, ALONE, "Too many levels of symbolic links"),
     "read-only": (read_only, "the next run plans anew", "not written: Permission denied"),
@@ -279,7 +280,8 @@ def misplaced(group, fault, folder):
 def test_a_folder_that_will_not_do_is_one_line(tmp_path, fault):
     (said, path), (nothing, _) = on_two(misplaced, fault, tmp_path / "c", scratch=tmp_path)
     _, then, why = PLACES[fault]
-    assert said == [f"{then}: remembered plan {path}: {why}"]
+    line = f"{then}: remembered plan {path}: {why}" if why else then.format(tmp_path / "c")
+    assert said == [line]
     assert nothing == []
 
 

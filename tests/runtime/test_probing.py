@@ -9,10 +9,43 @@ from test_course import clock_of
 from torch import nn
 
 from gradweave import DistributedDataParallel, ShardedDataParallel
+from gradweave._src.runtime.probing import Budget
 from gradweave._src.session.commands import Probe
-from gradweave._src.session.learning import PROBED_BYTES
+from gradweave._src.session.learning import MESSAGES_PER_PROBE, PROBED_BYTES
+from gradweave._src.vocabulary import Way
 
 WIDTH = 200  # so that torch's own buckets are far larger than what is probed
+
+
+def budget(**within):
+    """Of a probe of two ways, each of whose sizes is two times MESSAGES_PER_PROBE messages."""
+    ways = (Way("reduce-scatter", "native"), Way("all-gather", "native"))
+    limits = {"within_s": 10.0, "within_bytes": 10**9, **within}
+    return Budget(Probe(ways, (100, 1000), surely=1, **limits))
+
+
+def test_a_budget_has_a_limit_of_bytes():
+    of_one, of_ten = 2 * MESSAGES_PER_PROBE * 100, 2 * MESSAGES_PER_PROBE * 1000
+    known = budget(within_bytes=of_one + of_ten)
+    known.spend(100, 0.01)
+    assert known.sent_bytes == of_one
+    assert known.allows([1000])
+    assert not known.allows([1000, 100])
+    known.spend(1000, 0.01)
+    assert known.sent_bytes == of_one + of_ten
+    assert not known.allows([100])
+
+
+def test_a_budget_has_a_limit_of_seconds():
+    """Sizes that were not sent yet take longer by their bytes."""
+    known = budget(within_s=11.0)
+    known.spend(100, 1.0)
+    assert known.spent_s == 1.0
+    assert known.allows([1000])
+    assert not known.allows([1000, 100])
+    known.spend(1000, 2.0)
+    assert known.allows([1000] * 4)
+    assert not known.allows([1000] * 4 + [100])
 
 
 def model():

@@ -1,6 +1,7 @@
 """What cannot be planned stays with torch's buckets; what means nothing is refused in a line."""
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gradweave._src.plan import Bucket, Plan
 from gradweave._src.runtime.ddp import DistributedDataParallel
 from gradweave._src.runtime.options import Options
 from gradweave._src.runtime.plan_source import given_plan
+from gradweave._src.runtime.sharded import ShardedDataParallel
 from gradweave._src.sparse.settings import GTopK
 
 SPARSE = Compression(method="gtopk", density=0.1)
@@ -100,7 +102,9 @@ def test_one_worker_needs_no_plan(tmp_path):
         ({"replan_when": 0.0}, "replan_when must be positive, got 0"),
         ({"replan_when": "often"}, "replan_when must be a number, or None, got 'often'"),
         ({"planner": None}, "planner must be the name of a planner, got None"),
-        ({"precision": 16}, "precision must be the name of a precision, got 16"),
+        ({"precision": 16}, "must be the name of a precision, got 16; there are exact, rounded,"),
+        ({"precision": torch.bfloat16}, r'got torch.bfloat16; write "bf16" \(there are exact, rou'),
+        ({"precision": torch.float64}, "got torch.float64; there are exact, rounded, sparse, bf16"),
         ({"bucket_cap_mb": "25"}, "bucket_cap_mb: bucket caps must be positive .* got '25'"),
         ({"bucket_cap_mb_list": ["1"]}, "bucket_cap_mb_list: bucket caps must be .* got '1'"),
         ({"bucket_cap_mb_list": "25"}, "bucket_cap_mb_list must be a list of numbers .* '25'"),
@@ -114,6 +118,28 @@ def test_options_that_mean_nothing(options, complaint):
     """Found before torch is asked for anything, so no group is needed."""
     with pytest.raises(RequestError, match=complaint):
         DistributedDataParallel(network(), **options)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "option", "complaint"),
+    [
+        (DistributedDataParallel, "precison", "no option 'precison', did you mean precision\\?"),
+        (DistributedDataParallel, "bucket_cap_mib", "did you mean bucket_cap_mb\\?"),
+        (DistributedDataParallel, "colour", "unexpected keyword argument 'colour'"),
+        (ShardedDataParallel, "record_step", "no option 'record_step', did you mean record_steps"),
+        (ShardedDataParallel, "colour", "unexpected keyword argument 'colour'"),
+    ],
+)
+def test_a_misspelt_option(tmp_path, wrapper, option, complaint):
+    """What resembles no option is refused as it would be by torch's wrapper, or any function."""
+    (said,) = on_two(misspelt, wrapper, option, scratch=tmp_path, world=1)
+    assert re.search(complaint, said)
+
+
+def misspelt(group, wrapper, option):
+    with pytest.raises(TypeError) as caught:
+        wrapper(network(), **{option: "rounded"})
+    return str(caught.value)
 
 
 def test_a_plan_has_its_name():
@@ -192,7 +218,7 @@ def test_plan_files_that_are_not(tmp_path):
     for plan, expected in (
         (truncated, "not complete JSON"),
         (tmp_path / "none.json", "there is no file"),
-        (TRACE, "schema: expected 'gradweave.plan/3', found 'gradweave.trace/2'"),
+        (TRACE, f"{TRACE}: this is a trace, not a plan"),
     ):
         for found in on_two(reading_complaint, str(plan), scratch=tmp_path):
             assert expected in found

@@ -1,17 +1,22 @@
 """Ranks that wrap differently are told so in one line, all of them, and nobody waits."""
 
 import logging
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from msgspec.structs import replace
-from ranks import on_processes
+from ranks import on_processes, on_threads
 from small_training import network, plan_of, trained
 from test_plan_cache import RECIPE
 
 from gradweave import DistributedDataParallel, ShardedDataParallel
-from gradweave._src.errors import GradweaveError, RequestError
-from gradweave._src.runtime.same_wrapping import MOST_FIELDS, differences
+from gradweave._src.comm.groups import common_place
+from gradweave._src.comm.stores import cloned_store
+from gradweave._src.errors import CollectiveError, GradweaveError, RequestError
+from gradweave._src.runtime import same_wrapping
+from gradweave._src.runtime.same_wrapping import MOST_FIELDS, differences, meet
 
 BOTH_PASSES = replace(plan_of(2, 3, collective="ring"), passes="both")
 
@@ -121,6 +126,135 @@ def test_what_one_rank_refuses_ends_the_others_waiting(tmp_path, kind, options, 
     """Long before the group's time-out, which would name nobody."""
     told = f"another rank could not wrap its model: rank 1: {complaint}"
     assert on_processes(2, refused, kind, options, scratch=tmp_path) == [told, complaint]
+
+
+def with_an_unknown_option(group, kind, option):
+    """On rank 1; what both are told, and that the group is as good as before."""
+    with pytest.raises((TypeError, RequestError)) as caught:
+        made(kind, [{}, {option: 3}], group.rank())
+    made(kind, [{}, {}], group.rank())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [DistributedDataParallel, ShardedDataParallel])
+@pytest.mark.parametrize("option", ["record_step", "colour"])
+def test_what_one_rank_misspells_ends_the_others_waiting(tmp_path, kind, option):
+    """The latter resembles nothing, and Python or torch refuses it."""
+    both = on_processes(2, with_an_unknown_option, kind, option, scratch=tmp_path)
+    assert all(option in told for told in both)
+
+
+def given_by_position(group):
+    arguments = [plan_of(2, 3)] if group.rank() else []
+    with pytest.raises(RequestError) as caught:
+        DistributedDataParallel(network(), *arguments)
+    return str(caught.value)
+
+
+def test_what_is_refused_by_its_position_is_told(tmp_path):
+    complaint = "behind the model stand torch's own arguments; write plan= before the Plan"
+    told = f"another rank could not wrap its model: rank 1: {complaint}"
+    assert on_processes(2, given_by_position, scratch=tmp_path) == [told, complaint]
+
+
+def caught_and_gone_on(group, kind, bad):
+    """A script that catches what is refused, sends messages of its own and wraps once more."""
+    for options in bad:
+        with pytest.raises(RequestError):
+            made(kind, options, group.rank())
+        for elements in (64, 4):
+            message = torch.full((elements,), float(group.rank() + 1))
+            dist.all_reduce(message)
+            assert set(message.tolist()) == {3.0}
+    return made(kind, [{}, {}], group.rank()).findings().stage
+
+
+@pytest.mark.parametrize("kind", [DistributedDataParallel, ShardedDataParallel])
+def test_what_was_refused_leaves_nothing_in_the_users_group(tmp_path, kind):
+    bad = [[{}, {"record_steps": 0}], [{"record_steps": 0}, {}], [{}, {"record_steps": 6}]]
+    stages = on_processes(2, caught_and_gone_on, kind, bad, scratch=tmp_path)
+    assert stages == ["not begun"] * 2
+
+
+UNTOLD = (
+    "torch's own buckets stay: ranks of a gloo group cannot be told of plans through its store."
+)
+
+
+def without_store(group, ranks, options):
+    if group.rank() in ranks:
+        same_wrapping.cloned_store = lambda _: None
+    try:
+        return made(DistributedDataParallel, options, group.rank()).explain()
+    except RequestError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "found"),
+    [
+        (
+            [1],
+            [{}, {}],
+            f"{BEGINNING}the group's store is in reach on rank 0 and out of reach on rank 1{END}",
+        ),
+        (
+            [0, 1],
+            [{}, {}],
+            UNTOLD,
+        ),
+        (
+            [0, 1],
+            [{}, {"record_steps": 6}],
+            f"{BEGINNING}record_steps is 5 on rank 0 and 6 on rank 1{END}",
+        ),
+    ],
+    ids=["of one rank", "of no rank", "and differently"],
+)
+def test_a_store_that_is_out_of_reach(tmp_path, ranks, options, found):
+    """Whether ranks can tell each other of plans is decided once, and for all."""
+    assert on_processes(2, without_store, ranks, options, scratch=tmp_path) == [found] * 2
+
+
+def of_another_version(group):
+    same_wrapping.__version__ = f"0.{group.rank()}"
+    with pytest.raises(RequestError) as caught:
+        made(DistributedDataParallel, [{}, {"record_steps": 6}], group.rank())
+    return str(caught.value)
+
+
+def test_another_version_is_named_first(tmp_path):
+    both = "gradweave's version is 0.0 on rank 0 and 0.1 on rank 1"
+    assert on_processes(2, of_another_version, scratch=tmp_path) == [BEGINNING + both + END] * 2
+
+
+def met(group, digests):
+    """Whether all are alike, and how many keys are left."""
+    store = group.get_group_store()
+    before = store.num_keys()
+    are_alike = meet(group, common_place(group, cloned_store(group)), digests[group.rank()])
+    group.barrier().wait()
+    return are_alike, store.num_keys() - before
+
+
+@pytest.mark.parametrize(("digests", "are_alike"), [("aaa", True), ("aba", False), ("abc", False)])
+def test_comparing_leaves_no_keys(digests, are_alike):
+    assert on_threads(3, met, digests) == [(are_alike, 0)] * 3
+
+
+def only_rank_0_comes(group):
+    place = common_place(group, cloned_store(group))
+    if group.rank():
+        return ""
+    with pytest.raises(CollectiveError) as caught:
+        meet(group, place, "a")
+    return str(caught.value)
+
+
+def test_a_rank_that_does_not_come_ends_waiting(monkeypatch):
+    monkeypatch.setattr(same_wrapping, "group_timeout", lambda _: timedelta(seconds=0.2))
+    told = "rank 0 cannot learn whether all ranks wrap alike: 1 of 3 ranks have come in time"
+    assert on_threads(3, only_rank_0_comes) == [told, "", ""]
 
 
 def test_what_is_said_of_many_ranks_and_fields():

@@ -182,7 +182,9 @@ def test_the_same_folder_again(tmp_path):
 
 
 def refused(group, folder, mistake):
-    model = DistributedDataParallel(network(), plan=plan_of(2, 3))
+    # Of torch's own buckets nothing is known before the first step.
+    given = None if mistake == "no step" else plan_of(2, 3)
+    model = DistributedDataParallel(network(), plan=given)
     losses = None
     if mistake != "no step":
         losses = taken(model, group.rank(), steps=3)
@@ -194,6 +196,7 @@ def refused(group, folder, mistake):
         model.save_run(folder, losses=losses)
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
+        said += "" if error.__cause__ is None else f", from {error.__cause__}"
     # And the group still works.
     number = torch.ones(1)
     group.allreduce([number]).wait()
@@ -203,10 +206,11 @@ def refused(group, folder, mistake):
 @pytest.mark.parametrize(
     ("mistake", "complaint"),
     [
-        ("no step", "the run was not saved: no step was seen to end; save the run after some"),
+        ("no step", "the run was not saved: no step has ended yet; save the run after some steps"),
         ("a copy", "this is a copy, which notes nothing; save the wrapper that trains"),
         ("losses", "the run was not saved: losses: there are 2 and there were 3 steps"),
-        ("a file", "the run was not saved: FOLDER: File exists"),
+        ("a file", "the run was not saved: FOLDER is a file, not a folder; give a new folder"),
+        ("other files", "the run was not saved: FOLDER holds other files; give a new folder, or"),
         ("forbidden", "the run was not saved: FOLDER: Not a directory"),
     ],
 )
@@ -216,10 +220,14 @@ def test_a_mistake_is_one_line_on_all_ranks(mistake, complaint, tmp_path):
         path.touch()
     if mistake == "forbidden":
         path /= "inside"
+    if mistake == "other files":
+        path.mkdir()
+        (path / "trace.json").touch()
     saids = on_processes(2, refused, str(path), mistake, scratch=tmp_path)
     for said, number in saids:
         assert said.startswith(f"RequestError: {complaint.replace('FOLDER', str(path))}")
         assert "\n" not in said
+        assert ", from " not in said
         assert number == 2.0
     assert saids[0] == saids[1]
     assert not (path / "results.json").exists()

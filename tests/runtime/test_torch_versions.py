@@ -3,8 +3,10 @@
 The signatures are those of torch's own files. `make test-torch VERSION=…` runs the rest.
 """
 
+import inspect
 import json
 import logging
+import re
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +49,15 @@ def test_each_version_has_what_other_buckets_need(version):
     assert why_no_other_buckets(written(found["reducer"])) is None
     methods = {n.rpartition(".")[2] for n in FOR_OTHER_BUCKETS if "distributed.Reducer." in n}
     assert methods <= set(found["methods"])
+
+
+def test_private_methods_that_ours_overrides_must_be_torchs():
+    """Else torch would never call them, and what they do would be missing without a word."""
+    ours = [name for name in vars(DistributedDataParallel) if re.match("_[a-z]", name)]
+    overridden = {name for name in ours if inspect.isroutine(getattr(TorchDDP, name, None))}
+    assert "_post_forward" in overridden
+    needed = {name.rpartition(".")[2] for name in FOR_OTHER_BUCKETS if ".parallel." in name}
+    assert overridden <= needed
 
 
 @pytest.mark.parametrize("version", VERSIONS)

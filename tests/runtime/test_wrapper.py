@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from ranks import on_processes
 from small_training import MOST_STEPS, QUICK, batch, network, on_two, plan_of, trained
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from gradweave._src.errors import RequestError
 from gradweave._src.plan import Bucket, Plan
 from gradweave._src.runtime.ddp import DistributedDataParallel
 from gradweave._src.runtime.sharded import ShardedDataParallel
@@ -152,3 +156,52 @@ def copied(group):
 
 def test_a_pickled_wrapper_is_torchs(tmp_path):
     assert on_two(copied, scratch=tmp_path) == ["torch's own buckets stay: this is a copy."] * 2
+
+
+def shrunk(group, step):
+    """Weights of torch's wrapper and of ours, where one rank of three leaves before a step."""
+    two = dist.new_group([0, 1])
+    found = []
+    for kind, options in (
+        (TorchDDP, {}),
+        (DistributedDataParallel, {"record_steps": 1, "trial_steps": 1, "planner": "single"}),
+    ):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+        wrapped = kind(model, bucket_cap_mb=0.0001, **options)
+        for number in range(step + 12):
+            if number == step:
+                if group.rank() == 2:
+                    break
+                wrapped._update_process_group(two)
+            torch.manual_seed(10 * number + group.rank())
+            wrapped.zero_grad()
+            wrapped(torch.randn(2, 4)).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(0.05 * parameter.grad)
+        found.append([parameter.tolist() for parameter in model.parameters()])
+        del wrapped
+    return found
+
+
+@pytest.mark.parametrize("step", [8, pytest.param(0, marks=pytest.mark.long)])
+def test_ranks_may_leave_while_planning(tmp_path, step):
+    (torchs, ours), (torchs_1, ours_1), _ = on_processes(3, shrunk, step, scratch=tmp_path)
+    assert torchs == torchs_1
+    assert ours == ours_1
+    for one, other in zip(ours, torchs, strict=True):
+        assert torch.allclose(torch.tensor(one), torch.tensor(other), atol=1e-6)
+
+
+def refused_other_group(group):
+    wrapped = DistributedDataParallel(nn.Linear(4, 4), timeline=True)
+    with pytest.raises(RequestError, match=r"ranks stay the same; wrap the model again") as refusal:
+        wrapped._update_process_group(group)
+    with pytest.raises(RequestError, match="there is one hook per wrapper"):
+        wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    return "\n" in str(refusal.value)
+
+
+def test_hooks_of_ours_keep_their_group(tmp_path):
+    assert on_processes(2, refused_other_group, scratch=tmp_path) == [False, False]

@@ -5,6 +5,7 @@ from itertools import count
 from hypothesis import strategies as st
 from strategies import traces
 
+from gradweave import Tensor, Trace
 from gradweave._src.compression import Compression
 from gradweave._src.costs import Line
 from gradweave._src.session.candidates import shortlist, travels_for, unplanned_lengths
@@ -31,9 +32,15 @@ from gradweave._src.session.findings import Stage
 from gradweave._src.session.learning import MESSAGES_PER_PROBE, MessageSample
 from gradweave._src.session.session import Session
 from gradweave._src.session.task import AGREEING_STEPS, PlanningTask
+from gradweave._src.session.trials import LEAST_STEPS
+from gradweave._src.travel import Travel
 
 # So dear that merging small tensors gains a good part of a step of a second.
 STARTUP_S = 0.2
+# What a collective's start-up is beside the backend's own; of others, twice as much.
+STARTUPS = {"native": 1.0, "ring": 0.5}
+MOST_SCRIPTED = 100  # commands of a session that ends by itself
+MOST_TIMED = 3  # steps of a visit; more are as good as these
 times_s = st.floats(0.9, 1.1)
 
 
@@ -62,6 +69,9 @@ class Owner:
         self.elapsed_s = 0.0
         self.notes_messages = False
         self.probed_bytes = 0  # at most
+        self.probed_s = 0.0
+        self.probing_share = 1.0  # of what messages beside the training may take
+        self.startup_s = STARTUP_S
         self.visits_s = {}  # by plan, what the steps of its visits took
 
     def run(self, *, stop_after=None):
@@ -96,7 +106,9 @@ class Owner:
             case Record():
                 self.steps += 2 + command.steps
             case TimeSteps():
-                self.steps += command.settling_steps + command.steps
+                is_cut = len(reply.steps_s) < min(MOST_TIMED, command.steps)
+                timed = len(reply.steps_s) if is_cut else command.steps
+                self.steps += command.settling_steps + timed
             case Probe():
                 self.steps += 3 * len(command.sizes_bytes)
         return Told(reply=reply, steps=self.steps, elapsed_s=self.elapsed_s)
@@ -115,15 +127,24 @@ class Owner:
                 )
             case Probe():
                 assert self.session.findings.stage is not Stage.SETTLED
-                self.probed_bytes += max(command.within_bytes, sent_surely(command))
+                allowed_bytes = int(self.probing_share * command.within_bytes)
+                sent_bytes = max(allowed_bytes, sent_surely(command))
+                taken_s = self.probing_share * command.within_s
+                self.probed_bytes += sent_bytes
+                self.probed_s += taken_s
                 return Probed(
-                    tuple(sample(size) for size in command.sizes_bytes),
-                    sent_bytes=max(command.within_bytes, sent_surely(command)),
+                    tuple(
+                        self.sample(size, way.collective, operation=way.operation)
+                        for size in command.sizes_bytes
+                        for way in command.ways
+                    ),
+                    taken_s=taken_s,
+                    sent_bytes=sent_bytes,
                 )
             case FindCandidates():
                 return Candidates(tuple(self.candidates(command)))
             case TimeSteps():
-                taken_s = tuple(self.draw(times_s) for _ in range(min(2, command.steps)))
+                taken_s = self.steps_s(command)
                 self.elapsed_s += sum(taken_s)
                 if self.session.findings.stage is not Stage.SETTLED:
                     self.visits_s.setdefault(self.sent, []).append(taken_s)
@@ -141,12 +162,40 @@ class Owner:
             return tuple(self.baseline_lengths())
         return tuple(len(bucket.tensors) for bucket in self.installed.buckets)
 
+    def steps_s(self, command):
+        """What steps take; no more than are needed of those that are hopeless."""
+        taken_s = []
+        for _ in range(min(MOST_TIMED, command.steps)):
+            taken_s.append(self.draw(times_s))
+            is_hopeless = command.hopeless_s is not None and min(taken_s) > command.hopeless_s
+            if is_hopeless and len(taken_s) == LEAST_STEPS:
+                break
+        return tuple(taken_s)
+
     def samples(self):
         """Of messages on the network, one by one."""
+        if not self.notes_messages:
+            return ()
         sizes = iter([tensor.nbytes for tensor in self.trace.tensors])
         return tuple(
-            sample(sum(next(sizes) for _ in range(length)))
-            for length in (self.sent if self.notes_messages else ())
+            self.sample(sum(next(sizes) for _ in range(length)), way)
+            for length, way in zip(self.sent, self.ways, strict=True)
+        )
+
+    @property
+    def ways(self):
+        """How each bucket travels that is sent now."""
+        if self.installed is SimpleBuckets.ORIGINAL:
+            return [self.session.task.collective] * len(self.sent)
+        buckets = self.installed.buckets
+        return [str(Travel(bucket.collective, bucket.compression)) for bucket in buckets]
+
+    def sample(self, nbytes, collective, operation="all-reduce"):
+        return MessageSample(
+            operation=operation,
+            collective=collective,
+            sizes_bytes=(nbytes,),
+            taken_s=self.startup_s * STARTUPS.get(collective, 2.0) + 1e-6 * nbytes,
         )
 
     def baseline_lengths(self):
@@ -173,24 +222,40 @@ def sent_surely(command):
     return MESSAGES_PER_PROBE * len(command.ways) * sum(sizes)
 
 
-def sample(nbytes):
-    return MessageSample(
-        operation="all-reduce",
-        collective="native",
-        sizes_bytes=(nbytes,),
-        taken_s=STARTUP_S + 1e-6 * nbytes,
-    )
-
-
 def owner(data, task=None):
     task = data.draw(TASKS) if task is None else task
     trace = data.draw(traces(most=5)).with_bytes_per_element(4)
     return Owner(Session(task), trace, data.draw)
 
 
-def scripted(trace, step_s_of, **task):
-    """A session on paper whose steps take what the function of its owner says."""
+def scripted(trace, step_s_of, *, change=lambda _: None, **task):
+    """A session on paper whose steps take what the function of its owner says.
+
+    ``change`` may change the owner before it begins.
+    """
     driven = Owner(Session(PlanningTask(workers=4, **task)), trace, None)
     driven.draw = lambda strategy: step_s_of(driven) if strategy is times_s else Recorded(trace)
-    driven.run()
+    change(driven)
+    driven.run(stop_after=MOST_SCRIPTED)
+    assert len(driven.commands) < MOST_SCRIPTED
     return driven
+
+
+def equal_tensors(tensors, nbytes, *, apart_s=0.1):
+    """Of a model; each is ready ``apart_s`` after the one before."""
+    return Trace(
+        name="equal",
+        origin="measured",
+        source="made up",
+        batch_size=1,
+        tensors=tuple(
+            Tensor(
+                name=f"t{number}",
+                elements=nbytes // 4,
+                bytes_per_element=4,
+                ready_s=apart_s * (number + 1),
+                forward_s=0.01,
+            )
+            for number in range(tensors)
+        ),
+    )

@@ -1,11 +1,16 @@
 """Which ways plans may take, before and after they were tried."""
 
+import pytest
+from msgspec.structs import replace
+from on_paper import equal_tensors
+
 from gradweave import CollectiveCost, Compression, Network
 from gradweave._src.costs import Line
-from gradweave._src.session.candidates import travels_for
+from gradweave._src.session.candidates import shortlist, travels_for
 from gradweave._src.session.learning import MessageTimes, samples_of
 from gradweave._src.session.task import PlanningTask
 from gradweave._src.travel import Travel
+from gradweave._src.vocabulary import MIB
 
 INT8 = Travel("ring", Compression(method="int8"))
 SPARSE = Compression(method="gtopk", density=0.1)
@@ -59,6 +64,52 @@ def test_dense_buckets_are_mixed_with_sparse_ones_where_that_is_allowed():
     assert travels_for(task(), known, SPARSE) == (thinned_out,)
     mixing = task(mixes_dense=True)
     assert travels_for(mixing, known, SPARSE) == (thinned_out, Travel("native"))
+
+
+def listed(known, *travels, tensors=10, nbytes=MIB // 2, apart_s=0.2):
+    return shortlist(
+        equal_tensors(tensors, nbytes, apart_s=apart_s),
+        known,
+        workers=4,
+        planner="optimal",
+        travels=travels,
+        baseline_lengths=[1] * tensors,
+    )
+
+
+def priced(**lines):
+    known = network(**dict.fromkeys(lines, 1.0))
+    costs = zip(known.costs, lines.values(), strict=True)
+    return replace(known, costs=tuple(replace(entry, cost=cost) for entry, cost in costs))
+
+
+NATIVE = Line(startup_s=0.2, s_per_byte=1e-7)
+
+
+def test_fewer_messages_and_the_best_uniform_size_are_worth_trying():
+    found = listed(priced(native=NATIVE), Travel("native"))
+    assert [(one.plan.planner, one.plan.lengths) for one in found] == [
+        ("optimal", (5, 3, 2)),
+        ("optimal:0.05", (7, 3)),
+        ("optimal:0.25", (10,)),
+        ("fixed:1MiB", (2, 2, 2, 2, 2)),
+        ("ddp", (1,) * 10),
+    ]
+    assert [one.is_baseline for one in found] == [False] * 4 + [True]
+
+
+def test_the_planners_plan_is_first_though_a_uniform_one_is_the_same():
+    known = priced(native=Line(startup_s=0.1, s_per_byte=1e-7))
+    found = listed(known, Travel("native"), tensors=12, nbytes=MIB, apart_s=0.15)
+    assert [one.plan.planner for one in found] == ["optimal", "optimal:0.05", "optimal:0.25", "ddp"]
+
+
+@pytest.mark.parametrize(("share", "by"), [(0.95, "native"), (0.85, "ring")])
+def test_another_way_must_be_better_by_what_a_thread_of_ours_is_worth(share, by):
+    ring = Line(startup_s=share * NATIVE.startup_s, s_per_byte=share * NATIVE.s_per_byte)
+    *found, baseline = listed(priced(native=NATIVE, ring=ring), Travel("native"), Travel("ring"))
+    assert {bucket.collective for one in found for bucket in one.plan.buckets} == {by}
+    assert {bucket.collective for bucket in baseline.plan.buckets} == {"native"}
 
 
 def times(collective, ready_s, done_s):

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradweave._src.errors import RequestError
 from gradweave._src.session.learning import (
     PROBED_BYTES,
     MessageSample,
@@ -123,6 +124,11 @@ def test_whatever_was_seen_more_bytes_never_cost_less(seen, model_bytes):
 
 def test_nothing_is_known_of_no_messages():
     assert learnt_network([], workers=2, model_bytes=MB) is None
+
+
+def test_what_a_probe_takes_is_not_known_of_no_messages():
+    with pytest.raises(RequestError, match="no message of the training was seen"):
+        probe_takes_s([], PROBED_BYTES[0])
 
 
 def test_only_what_training_does_not_send_is_probed():

@@ -3,7 +3,7 @@
 from itertools import count, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from on_paper import TASKS, Owner, density_at, owner, times_s
@@ -13,7 +13,9 @@ from gradweave._src.costs import flat
 from gradweave._src.plan import Plan
 from gradweave._src.session.candidates import shortlist
 from gradweave._src.session.commands import (
+    Candidates,
     Failed,
+    FindCandidates,
     Install,
     Record,
     Recorded,
@@ -21,13 +23,14 @@ from gradweave._src.session.commands import (
     StepsTimed,
     TimeSteps,
     Told,
+    Unplannable,
 )
 from gradweave._src.session.contest import MOST_CHALLENGERS
 from gradweave._src.session.explain import explanation
 from gradweave._src.session.findings import Stage
-from gradweave._src.session.prices import PROBED_STEPS
-from gradweave._src.session.session import Session
-from gradweave._src.session.task import PlanningTask
+from gradweave._src.session.prices import MOST_PROBED_S, PROBED_SHARE, PROBED_STEPS
+from gradweave._src.session.session import WINDOWS_WATCHED_BRIEFLY, Session
+from gradweave._src.session.task import SETTLING_STEPS, PlanningTask
 from gradweave._src.travel import Travel
 
 NETWORK = Network(name="n", source="n", links=flat(Link(latency_s=1e-4, s_per_byte=1e-8)))
@@ -65,10 +68,12 @@ def test_it_ends_in_a_legal_stage_and_leaves_a_runnable_plan(data, stop_after):
 
 @given(data=st.data())
 def test_it_keeps_nothing_that_was_slower_than_the_baseline(data):
-    driven = owner(data, PlanningTask(workers=4, trial_steps=3, baseline_caps_bytes=(1, 10**9)))
+    """That random courses come to other plans is a test of test_contest.py."""
+    driven = owner(data, PlanningTask(workers=4, baseline_caps_bytes=(1, 1)))
     driven.run()
     found = driven.session.findings
-    if not found.trials:
+    assert bool(found.trials) == (found.plan is not None)  # what was unplannable was not tried
+    if found.plan is None:
         return
     (baseline,) = (trial for trial in found.trials if trial.candidate.is_baseline)
     (chosen,) = (trial for trial in found.trials if trial.candidate.plan == found.plan)
@@ -76,6 +81,11 @@ def test_it_keeps_nothing_that_was_slower_than_the_baseline(data):
     for trial in found.trials:
         lengths = tuple(trial.candidate.plan.lengths)
         assert [visit.steps_s for visit in trial.visits] == driven.visits_s[lengths]
+
+
+def is_drawn(course):
+    """Fail unless random courses come to one of which this is true."""
+    find(st.data(), course, settings=settings(phases=[Phase.generate], max_examples=5000))
 
 
 @given(data=st.data(), trial_steps=st.integers(1, 20))
@@ -96,13 +106,31 @@ def test_planning_again_takes_no_longer_than_planning(data, trial_steps):
     )
     driven = owner(data, task)
     driven.run(stop_after=2 * MOST_COMMANDS)
+    assert all(steps <= task.most_steps for steps in planned_in(driven))
+
+
+def planned_in(driven):
+    """How many steps each planning took that came to its end."""
     seen = list(zip(driven.stages, driven.steps_at, strict=False))
-    began = 0
+    found, began = [], 0
     for (before, _), (after, steps) in pairwise([(Stage.SETTLED, 0), *seen]):
         if before is Stage.SETTLED and after is not Stage.SETTLED:
             began = steps
         if before is not Stage.SETTLED and after is Stage.SETTLED:
-            assert steps - began <= task.most_steps
+            found.append(steps - began)
+    return found
+
+
+def test_random_courses_plan_again():
+    """Otherwise the law above would say nothing of that."""
+    task = PlanningTask(workers=4, baseline_caps_bytes=(1, 10**9), replan_when=0.02)
+
+    def plans_twice(data):
+        driven = owner(data, task)
+        driven.run(stop_after=2 * MOST_COMMANDS)
+        return len(planned_in(driven)) > 1
+
+    is_drawn(plans_twice)
 
 
 @given(data=st.data(), rivals=st.sampled_from([(), ("ring",), ("ring", "blueconnect:auto")]))
@@ -113,7 +141,9 @@ def test_messages_beside_training_have_the_bytes_of_a_few_steps(data, rivals):
         task = replace(task, rivals=rivals)
     driven = owner(data, task)
     driven.elapsed_s = data.draw(st.sampled_from([0.0, 1e3]))
+    driven.probing_share = data.draw(st.sampled_from([0.0, 0.3, 1.0]))
     driven.run()
+    assert driven.probed_s <= min(MOST_PROBED_S, PROBED_SHARE * driven.elapsed_s)
     model_bytes = sum(tensor.nbytes for tensor in driven.trace.tensors)
     assert driven.probed_bytes <= PROBED_STEPS * model_bytes
 
@@ -198,22 +228,102 @@ def test_a_given_plan_is_settled_at_once(small_trace):
     assert session.is_over
 
 
-@pytest.mark.parametrize(("step_s", "replans"), [(1.4, False), (1.6, True), (0.4, True)])
-def test_it_plans_again_when_steps_take_another_time(small_trace, step_s, replans):
-    recipe = Recipe(
+def recipe_for(trace):
+    return Recipe(
         workers=4,
         device="cpu",
-        plan=made_plan(small_trace),
-        trace=small_trace,
+        plan=made_plan(trace),
+        trace=trace,
         network=NETWORK,
         step_s=1.0,
     )
+
+
+@pytest.mark.parametrize(("step_s", "replans"), [(1.4, False), (1.6, True), (0.4, True)])
+def test_it_plans_again_when_steps_take_another_time(small_trace, step_s, replans):
+    recipe = recipe_for(small_trace)
     session = Session(PlanningTask(workers=4, replan_when=0.5), given=recipe)
     assert isinstance(session.begin(), TimeSteps)
     assert isinstance(session.reply(StepsTimed((1.2,))), TimeSteps)
     command = session.reply(StepsTimed((step_s,)))
     assert isinstance(command, Record if replans else TimeSteps)
     assert (session.findings.stage is Stage.RECORDING) == replans
+
+
+def test_only_the_first_window_lets_steps_settle(small_trace):
+    """Nothing has changed since the window before."""
+    task = PlanningTask(workers=4, replan_when=0.5)
+    session = Session(task, given=recipe_for(small_trace))
+    command, settling = session.begin(), []
+    for _ in range(3):
+        settling.append(command.settling_steps)
+        command = session.reply(StepsTimed((1.0,)))
+    assert settling == [SETTLING_STEPS, 0, 0]
+
+
+def test_of_a_remembered_plan_faster_steps_are_what_is_expected_from_then_on(small_trace):
+    """That was another run; a given plan's would be a reason to plan again."""
+    task = PlanningTask(workers=4, replan_when=0.5)
+    session = Session(task, given=recipe_for(small_trace), is_remembered=True)
+    session.begin()
+    assert isinstance(session.reply(StepsTimed((0.25,))), TimeSteps)
+    assert session.findings.step_s == 0.25
+    assert isinstance(session.reply(StepsTimed((0.375,))), TimeSteps)
+    assert session.findings.step_s == 0.25
+    assert isinstance(session.reply(StepsTimed((0.5,))), Record)  # and less than at first
+
+
+def test_who_watches_briefly_plans_again_once(small_trace):
+    task = PlanningTask(workers=4, replan_when=0.5, watches_briefly=True)
+    session = Session(task, given=recipe_for(small_trace), is_remembered=True)
+    driven = Owner(session, small_trace, None)
+    driven.draw = lambda strategy: 2.0 if strategy is times_s else Recorded(small_trace)
+    driven.run()
+    watched = [
+        command
+        for command, stage in zip(driven.commands, driven.stages, strict=False)
+        if isinstance(command, TimeSteps) and stage is Stage.SETTLED
+    ]
+    assert len(watched) == 1
+    assert sum(isinstance(command, Record) for command in driven.commands) == 1
+    assert isinstance(driven.commands[-1], Install)
+    assert session.is_over
+
+
+def test_who_watches_briefly_soon_stops(small_trace):
+    task = PlanningTask(workers=4, replan_when=0.5, watches_briefly=True)
+    session = Session(task, given=recipe_for(small_trace), is_remembered=True)
+    driven = Owner(session, small_trace, lambda _: 1.0)
+    driven.run()
+    assert [type(command) for command in driven.commands] == [TimeSteps] * WINDOWS_WATCHED_BRIEFLY
+    assert session.is_over
+
+
+def test_what_cannot_be_planned_for_is_sent_in_the_order_in_which_it_came():
+    """No trace has it."""
+    session = Session(PlanningTask(workers=4))
+    session.begin()
+    command = session.reply(Unplannable("gradients come in another order", ("b", "a")))
+    assert command == Install(SimpleBuckets.ORIGINAL, order=("b", "a"))
+    assert session.reply(None) is None
+    assert session.is_over
+    assert session.findings.note == "gradients come in another order"
+
+
+def test_a_mistake_of_plannings_own_ends_planning_and_not_training(small_trace, caplog):
+    session = Session(PlanningTask(workers=4))
+    driven = Owner(session, small_trace, None)
+    driven.draw = lambda strategy: 1.0 if strategy is times_s else Recorded(small_trace)
+    command = session.begin()
+    while not isinstance(command, FindCandidates):
+        command = session.reply(driven.told(command))
+    command = session.reply(Candidates(()))  # there is always one
+    order = tuple(tensor.name for tensor in small_trace.tensors)
+    assert command == Install(SimpleBuckets.ORIGINAL, order=order)
+    assert session.is_over
+    assert (session.findings.stage, session.findings.plan) == (Stage.SETTLED, None)
+    assert session.findings.note.startswith("planning failed: ")
+    assert caplog.messages[-1].startswith("keeping torch's own buckets: planning failed: ")
 
 
 def test_a_session_that_is_abandoned_installs_nothing():

@@ -82,7 +82,7 @@ def test_the_culprit_is_found_in_any_phase_of_any_world(world, phase, factor, se
 
 @pytest.mark.parametrize("noise", [0.0, 0.003, 0.03, 0.1])
 @pytest.mark.parametrize(
-    "world", [2, 3, 4, *(pytest.param(world, marks=pytest.mark.long) for world in (8, 16))]
+    "world", [2, 3, *(pytest.param(world, marks=pytest.mark.long) for world in (4, 8, 16))]
 )
 def test_nobody_is_slow_among_equals(world, noise):
     for seed in range(60):
@@ -215,8 +215,9 @@ def test_a_slow_link_is_found(world, factor, seed, data):
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.1])
 @pytest.mark.parametrize("world", [3, 4, 8])
 def test_no_link_is_slow_among_equals(world, noise):
+    ranks = training(world)
     for seed in range(100):
-        assert slow_ranks(training(world), links=links(world, noise=noise, seed=seed)) == ()
+        assert slow_ranks(ranks, links=links(world, noise=noise, seed=seed)) == ()
 
 
 def test_of_two_links_nobody_knows_which_is_slow():

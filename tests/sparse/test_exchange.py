@@ -11,7 +11,6 @@ from math import ceil, log2
 
 import numpy as np
 import pytest
-import ranks as harness
 from hypothesis import given
 from hypothesis import strategies as st
 from lockstep import Traffic, bits, dense, elements, exchange_all, sparse
@@ -429,10 +428,9 @@ def one_falls_silent(group, name):
 
 
 @pytest.mark.parametrize("name", ["topk", "gtopk-tree", "gtopk"])
-def test_a_rank_that_falls_silent_is_named(name, monkeypatch):
+def test_a_rank_that_falls_silent_is_named(name):
     """One second, the group's time-out here."""
-    monkeypatch.setattr(harness, "TIMEOUT", timedelta(seconds=1))
-    said = on_threads(3, one_falls_silent, name)
+    said = on_threads(3, one_falls_silent, name, timeout=timedelta(seconds=1))
     assert said[2] is None
     assert all(text.startswith(f"{name} on rank ") for text in said[:2])
     assert any("from rank 2 failed" in text for text in said[:2]), said

@@ -6,11 +6,20 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lockstep import bits
+from ranks import on_threads
 
 from gradweave._src.errors import RequestError
 from gradweave._src.sparse import kernels, threshold, vectors
 from gradweave._src.sparse.residual import Flat
-from gradweave._src.sparse.select import SELECTIONS, compile_kernels, default_selection, select
+from gradweave._src.sparse.select import (
+    SELECTIONS,
+    compile_kernels,
+    default_selection,
+    select,
+    warn_of_slow_selection,
+)
+from gradweave._src.sparse.settings import GTopK, settings_of
+from gradweave._src.sparse.training import SparseTraining
 from gradweave._src.sparse.vectors import elements_kept
 
 EXACT = ("radix", "threshold", "torch-topk")
@@ -79,7 +88,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("method", ["radix", "threshold"])
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("density", [0.001, 0.05, 0.25, 1.0])
+@pytest.mark.parametrize("density", [0.001, 0.05, pytest.param(0.25, marks=pytest.mark.long), 1.0])
 def test_large_vectors_in_every_order(method, order, density):
     """Large enough for a sample and for a buffer that is cut down several times."""
     numel = 300_007
@@ -197,8 +206,28 @@ def test_without_numba_torch_selects(monkeypatch):
     monkeypatch.setattr("gradweave._src.sparse.select.kernels", lambda: None)
     assert default_selection(torch.device("cpu")) == "torch-topk"
     compile_kernels(torch.float32)
-    with pytest.raises(RequestError, match=r"needs numba; install gradweave\[sparse\]"):
+    complaint = r"radix needs numba, which is not installed; pip install 'gradweave\[sparse\]', or"
+    with pytest.raises(RequestError, match=complaint):
         select(flat(torch.zeros(3)), torch.zeros(3), k=1, method="radix")
+    with pytest.raises(RequestError, match=complaint):
+        settings_of(GTopK(0.1, selection="radix"))  # as wrappers do, before the first step
+    assert settings_of(GTopK(0.1, selection="torch-topk")).selection == "torch-topk"
+
+
+def sparsified(group):
+    warn_of_slow_selection.cache_clear()
+    for _ in range(2):
+        SparseTraining(GTopK(0.1), {"a": torch.nn.Parameter(torch.zeros(3))}, group)
+
+
+def test_slow_selection_is_told_once(monkeypatch, caplog):
+    monkeypatch.setattr("gradweave._src.sparse.select.kernels", lambda: None)
+    on_threads(1, sparsified)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "largest elements are found by torch, which takes 20 to 30 times as long; "
+        "pip install 'gradweave[sparse]'"
+    )
 
 
 def test_all_exact_ones_give_the_same_bits():

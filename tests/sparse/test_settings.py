@@ -11,7 +11,7 @@ def test_the_density_needs_no_name():
     assert TopK(0.01, momentum=0.5) == TopK(density=0.01, momentum=0.5)
     densities = Densities(steps_each=3)
     assert GTopK(densities).density == densities
-    with pytest.raises(TypeError, match="takes from 1 to 2 positional arguments"):
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
         GTopK(0.001, "gtopk")
     with pytest.raises(RequestError, match="density"):
         GTopK(2.0)
@@ -32,3 +32,9 @@ def test_each_of_them_means_settings(given, settings):
     found = settings_of(given)
     assert found == settings
     assert type(found) is type(settings)
+
+
+def test_topk_has_one_exchange():
+    assert TopK(0.5).exchange == "topk"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'exchange'"):
+        TopK(0.5, exchange="topk")

@@ -57,8 +57,8 @@ class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         density: the share that travels where elements are thinned out.
 
     Raises:
-        ValueError: if the density is not above 0 and at most 1, or not 1 where elements are
-            rounded.
+        RequestError: if there is no such method, or the density is not above 0 and at most 1, or
+            not 1 where elements are rounded.
 
     Examples:
         >>> str(gradweave.Compression(method="gtopk", density=0.001))
@@ -69,10 +69,13 @@ class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     density: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.method not in tuple(COMPRESSION_SUMMARIES):
+            known = alternatives(str(self.method), COMPRESSION_SUMMARIES)
+            raise RequestError(f"no compression {self.method!r}{known}")
         if not 0 < self.density <= 1:
-            raise ValueError(f"density must be above 0 and at most 1, got {self.density}")
+            raise RequestError(f"density must be above 0 and at most 1, got {self.density}")
         if self.rounding is not None and self.density != 1:
-            raise ValueError(f"{self.method} rounds all elements: density must be 1")
+            raise RequestError(f"{self.method} rounds all elements: density must be 1")
 
     def __str__(self) -> str:
         return self.method if self.rounding else f"{self.method}:{self.density:g}"
@@ -88,9 +91,9 @@ class Compression(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.density if self.rounding is None else WIRE_SHARES[self.rounding]
 
     @property
-    def exchange(self) -> ExchangeName:
-        """The way in which the largest are exchanged, where elements are thinned out."""
-        return next(name for name in EXCHANGE_NAMES if name == self.method)
+    def exchange(self) -> ExchangeName | None:
+        """The way in which the largest are exchanged; None where all elements are rounded."""
+        return next((name for name in EXCHANGE_NAMES if name == self.method), None)
 
 
 def check_precision(name: str) -> None:

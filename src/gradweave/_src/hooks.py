@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.compression import Compression
 from gradweave._src.errors import RequestError
+from gradweave._src.runtime.ddp import DistributedDataParallel
 from gradweave._src.runtime.parameters import check_compressible, planned_parameters
 from gradweave._src.runtime.transports import BucketSender, SparseTransport, send_bucket
 from gradweave._src.sparse.settings import GTopK, Sparse, TopK, settings_of
@@ -35,11 +36,13 @@ class SparseState:
     Args:
         ddp: a model in torch's own wrapper.
         settings: GTopK(0.001) or TopK(0.001), or a text, "gtopk:0.001".
-        grad_scaler: the one whose scale the residuals follow.
+        grad_scaler: the GradScaler of the training loop. When it changes the loss scale, elements
+            that were kept back are rescaled.
         group: a gloo group of the same ranks that nothing else uses (default: a new one).
 
     Raises:
-        RequestError: if the model cannot be compressed, or ``whole_model`` is asked for.
+        RequestError: if ``ddp`` is no wrapper of torch's own, the model cannot be compressed, or
+            ``whole_model`` is asked for.
 
     Examples:
         >>> ddp = torch.nn.parallel.DistributedDataParallel(model)
@@ -51,14 +54,15 @@ class SparseState:
     def __init__(
         self,
         ddp: TorchDDP,
-        settings: Sparse | Compression | str,
+        settings: GTopK | TopK | Compression | str,
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        _check_is_torchs(ddp)
         check_compressible(ddp.module, skips_unused=ddp.skip_all_reduce_unused_params)
-        settings = settings_of(settings)
-        if settings.whole_model:
+        asked = settings_of(settings)
+        if asked.whole_model:
             raise RequestError(
                 "torch's wrapper makes its own buckets, and each is selected from by itself; leave "
                 "out whole_model, or use gradweave.DistributedDataParallel"
@@ -66,10 +70,10 @@ class SparseState:
         make_group = None if group is None else (lambda: group)
         own_group = OwnGroup(ddp.process_group, make_group, backend="gloo")
         own_group.thread()
-        self.settings = settings
+        self.settings = asked
         # Not the wrapper itself, which has this state: it must die before its process group.
         self._training = training = SparseTraining(
-            settings,
+            asked,
             planned_parameters(ddp),
             own_group.group,
             grad_scaler=grad_scaler,
@@ -90,6 +94,21 @@ class SparseState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned, between two steps, on every rank."""
         self._training.load_state_dict(state)
+
+
+def _check_is_torchs(ddp: object) -> None:
+    # Of `gradweave run` it is what the script takes for torch's, and plans no more with a hook.
+    stands_for_torchs = getattr(ddp, "stands_for_torchs", False)
+    if isinstance(ddp, DistributedDataParallel) and not stands_for_torchs:
+        raise RequestError(
+            "SparseState is for torch's own wrapper; give gradweave.DistributedDataParallel "
+            "compression=… instead"
+        )
+    if not isinstance(ddp, TorchDDP):
+        raise RequestError(
+            "SparseState takes a model in torch.nn.parallel.DistributedDataParallel, got a "
+            f"{type(ddp).__name__}; wrap it first"
+        )
 
 
 def gtopk(

@@ -34,8 +34,6 @@ from torch.utils.hooks import RemovableHandle
 from gradweave._src.errors import RequestError
 
 LET_GO_WITHIN_S = 1.0
-# Whether a message is over: at first, and when others have let us wait for long.
-POLLED_EVERY_S, POLLED_LATER_EVERY_S = 0.0002, 0.05
 
 # Names that a feature cannot do without, as paths from the module `torch`.
 FOR_OTHER_BUCKETS = (
@@ -46,7 +44,12 @@ FOR_OTHER_BUCKETS = (
     "distributed.Reducer._update_process_group",
     "distributed.Logger._set_static_graph",
     "distributed.Logger.set_construction_data_and_log",
+    "nn.parallel.DistributedDataParallel._active_ddp_module",
     "nn.parallel.DistributedDataParallel._check_reducer_finalized",
+    # Those that ours overrides: under another name torch would never call ours, and nobody knew.
+    "nn.parallel.DistributedDataParallel._post_forward",
+    "nn.parallel.DistributedDataParallel._register_builtin_comm_hook",
+    "nn.parallel.DistributedDataParallel._update_process_group",
 )
 FOR_BACKWARD_CALLBACKS = (
     "autograd.Variable._execution_engine.queue_callback",
@@ -186,8 +189,9 @@ def _rebuild_alone(reducer: Reducer, group: dist.ProcessGroup, device: torch.dev
 
 
 def _group_of_one(device: torch.device) -> dist.ProcessGroup:
-    """Return a group of this rank alone: gloo's, or, for what gloo does not know, one that sends
-    nothing, which is all that there is to send.
+    """Return a group with this rank alone.
+
+    It is one of gloo's or, where gloo does not support the device, a fake one that sends nothing.
     """
     if device.type in dist.Backend.backend_capability["gloo"]:
         return unlisted_gloo_group(HashStore(), rank=0, ranks=1, timeout=None, device=device)
@@ -228,7 +232,7 @@ def _give_reducer(ddp: TorchDDP, reducer: Reducer) -> None:
 
 
 def has_reduced_since(ddp: TorchDDP, before: list[int]) -> tuple[bool, list[int]]:
-    """Whether gradients have been averaged since ``before``, and what to give as that next time.
+    """Return whether gradients were averaged since ``before``, and what to give as that next time.
 
     torch notes for each parameter how many nanoseconds into a synchronised pass its gradient came,
     and leaves that alone in passes that are not synchronised, so another note is another pass. The
@@ -248,7 +252,7 @@ def noted_gradients(ddp: TorchDDP) -> list[int]:
 
 
 def awaits_first_static_pass(ddp: TorchDDP) -> bool:
-    """Whether torch waits for the first backward pass of a static graph, to send all at its end.
+    """Return whether torch still waits for a static graph's first backward pass, to send all then.
 
     It sees that pass end in what forward returns. Where backward runs inside of forward, it never
     does, and somebody else has to send: for each new reducer.
@@ -256,8 +260,23 @@ def awaits_first_static_pass(ddp: TorchDDP) -> bool:
     return ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued  # noqa: SLF001
 
 
+@contextmanager
+def sees_first_static_pass(ddp: TorchDDP) -> Iterator[None]:
+    """Have what forward returns tell the end of a static graph's first pass, if it is one by then.
+
+    torch sees that pass end in what forward returned while there was none yet. Another reducer has
+    a first pass again, which may belong to a forward pass that was over before.
+    """
+    was_sent = ddp._static_graph_delay_allreduce_enqueued  # noqa: SLF001
+    ddp._static_graph_delay_allreduce_enqueued = False  # noqa: SLF001
+    try:
+        yield
+    finally:
+        ddp._static_graph_delay_allreduce_enqueued = was_sent  # noqa: SLF001
+
+
 def first_static_pass_was_sent(ddp: TorchDDP) -> None:
-    """Say that somebody else has sent it."""
+    """Tell torch that the gradients of the first pass of a static graph were sent."""
     ddp._static_graph_delay_allreduce_enqueued = True  # noqa: SLF001
 
 
@@ -291,7 +310,7 @@ def torch_bucket_bytes(ddp: TorchDDP) -> list[int]:
 
 
 def has_comm_hook(ddp: TorchDDP) -> bool:
-    """Whether there is one, the user's or torch's own for mixed precision; there can be one."""
+    """Return whether there is a hook, the user's or torch's own for mixed precision."""
     return bool(ddp._comm_hooks)  # noqa: SLF001
 
 
@@ -315,8 +334,16 @@ def all_requiring_grad(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def is_in_backward() -> bool:
-    """Whether this thread is in a backward pass."""
+    """Return whether this thread is in a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
+
+
+def is_in_forward(ddp: TorchDDP) -> bool:
+    """Return whether the wrapper's module is in its forward pass; False where torch does not tell.
+
+    Of wrappers in one another that is the innermost.
+    """
+    return getattr(TorchDDP, "_active_ddp_module", None) is ddp
 
 
 def when_backward_ends(callback: Callable[[], None]) -> None:
@@ -325,7 +352,7 @@ def when_backward_ends(callback: Callable[[], None]) -> None:
 
 
 def is_in_join(wrapper: "weakref.ref[TorchDDP]") -> bool:
-    """Whether some ranks may have run out of data: from the first ``join()`` on, for good.
+    """Return whether some ranks may have run out of data: from the first ``join()`` on, for good.
 
     Whoever asks must not keep the wrapper alive, which has to die before its process group.
     """
@@ -388,7 +415,7 @@ class RefusesStateDictFunctions:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether the model or a part of it was compiled, by torch.compile or by its own method."""
+    """Return whether some of the model was compiled, by torch.compile or by its own method."""
     # Whoever compiles has imported it; to import it here would take every command two seconds.
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     compiled = () if compiler is None else (compiler.OptimizedModule,)
@@ -404,12 +431,12 @@ def uncompiled_name(name: str) -> str:
 
 
 def has_optimizer_in_backward(parameter: nn.Parameter) -> bool:
-    """Whether an optimizer updates the parameter as soon as its gradient has come."""
+    """Return whether an optimizer updates the parameter as soon as its gradient has come."""
     return hasattr(parameter, "_in_backward_optimizers")
 
 
 def is_only_hook_before_step(optimizer: Optimizer) -> bool:
-    """Whether one hook is all that is called before a step; False where torch does not tell."""
+    """Return whether one hook alone is called before a step; False where torch does not tell."""
     of_all = getattr(optimizers, "_global_optimizer_pre_hooks", None)
     own = getattr(optimizer, "_optimizer_step_pre_hooks", None)
     return of_all is not None and own is not None and len(of_all) == 1 and not own
@@ -438,43 +465,22 @@ def backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
     return str(group._get_backend(device).name())  # noqa: SLF001
 
 
-def wait_until_let_go(
-    begin: Callable[[], dist.Work],
-    tensors: Iterable[torch.Tensor],
-    *,
-    while_waiting: Callable[[], None] | None = None,
-) -> None:
+def wait_until_let_go(begin: Callable[[], dist.Work], tensors: Iterable[torch.Tensor]) -> None:
     """Begin a message, and wait until the backend's threads do not hold its tensors any more.
 
     gloo's threads let go of tensors after the message is over, and need Python's lock for it: where
     a script ends meanwhile that is taken for a crash, and where somebody drops the group with that
     lock in hand it never ends.
-
-    ``while_waiting`` is called again and again; what it raises ends the waiting.
     """
     held = [tensor for tensor in tensors if tensor.device.type == "cpu"]
     places = range(len(held))
     before = [sys.getrefcount(held[place]) for place in places]
-    _wait(begin(), while_waiting)
+    begin().wait()
     given_up_s = time.monotonic() + LET_GO_WITHIN_S
     while time.monotonic() < given_up_s and any(
         _is_shared(held[place]) or sys.getrefcount(held[place]) > before[place] for place in places
     ):
         time.sleep(0)
-
-
-def _wait(work: dist.Work, while_waiting: Callable[[], None] | None) -> None:
-    pause_s = POLLED_EVERY_S
-    while while_waiting is not None and not _is_over(work):
-        while_waiting()
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, POLLED_LATER_EVERY_S)
-    work.wait()
-
-
-def _is_over(work: dist.Work) -> bool:
-    """Whether a message is over; those of torch's fake group say so by their futures only."""
-    return bool(work.is_completed()) or bool(work.get_future().done())
 
 
 def begun_sum(
@@ -503,13 +509,13 @@ def scatter_flat(group: dist.ProcessGroup, mine: torch.Tensor, everyone: torch.T
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:
-    """Whether others than Python hold it; False where torch does not tell."""
+    """Return whether others than Python hold it; False where torch does not tell."""
     count = getattr(tensor, "_use_count", None)
     return count is not None and count() > 1
 
 
 def is_listed(group: dist.ProcessGroup) -> bool:
-    """Whether torch knows the group by itself, and its ranks in the whole job."""
+    """Return whether torch knows the group by itself, and its ranks in the whole job."""
     return group in dist.distributed_c10d._world.pg_map  # noqa: SLF001
 
 

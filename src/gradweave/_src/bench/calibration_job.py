@@ -24,7 +24,7 @@ from gradweave._src.comm.groups import same_ranks
 from gradweave._src.comm.lanes import LANES
 from gradweave._src.comm.small_messages import largest
 from gradweave._src.measure.backward import record_trace
-from gradweave._src.measure.network import Surroundings, calibrate
+from gradweave._src.measure.network import Surroundings, measure_network
 from gradweave._src.network import Network
 from gradweave._src.planning import OPERATIONS
 from gradweave._src.session.compression import with_compression_price
@@ -52,7 +52,7 @@ def calibrated(
     topology = node_topology(group, nodes_per_rack=question.nodes_per_rack)
     # Making a group takes a while.
     is_sharded = any(way.operation in OPERATIONS["both"] for way in question.ways)
-    network = calibrate(
+    network = measure_network(
         group,
         name=question.name,
         ways=question.ways,
@@ -92,7 +92,7 @@ def _with_compressions(
             compression,
             selection_s_per_element=slowest_s,
             exchange=exchange_cost(
-                Exchanger(group), exchange=compression.exchange, density=compression.density
+                Exchanger(group), exchange=compression.method, density=compression.density
             ),
             workers=group.size(),
         )

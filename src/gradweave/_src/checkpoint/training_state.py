@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -56,12 +57,13 @@ class Residuals(Protocol):
 
 
 class TrainingState:
-    """Model, optimizers, residuals and recipe of one wrapper; make it after the optimizers.
+    """A training as one object to save: a wrapped model, its optimizers and its plan.
 
-    ``save`` and ``load`` keep it in a folder that all ranks see. In a checkpoint with other things
-    it is one of them: ``dcp.save({"training": state, …})``. Call either on every rank, between two
-    steps. What was saved with one number of ranks, plan or wrapper can be loaded with another;
-    sparsified training on another number of ranks needs ``load``.
+    Gradients that compression kept back are in it, too. Create it after the optimizers. ``save``
+    and ``load`` keep it in a folder that all ranks see. In a checkpoint with other things it is one
+    of them: ``dcp.save({"training": state, …})``. Call either on every rank, between two steps.
+    What was saved with one number of ranks, plan or wrapper can be loaded with another; sparsified
+    training on another number of ranks needs ``load``.
 
     Args:
         model: a wrapped model, by either wrapper of Gradweave's or by torch's own.
@@ -69,8 +71,8 @@ class TrainingState:
         sparse: the ``gradweave.hooks.SparseState`` of torch's own wrapper, if there is one.
 
     Raises:
-        RequestError: if an optimizer keeps its state in another one, and by ``load`` if the
-            checkpoint is one of another training.
+        RequestError: if the model is not wrapped, or an optimizer keeps its state in another one
+            or has parameters of another model.
 
     Examples:
         >>> model = gradweave.DistributedDataParallel(model)
@@ -86,6 +88,12 @@ class TrainingState:
         *optimizers: Optimizer,
         sparse: Residuals | None = None,
     ) -> None:
+        if not isinstance(getattr(model, "process_group", None), dist.ProcessGroup):
+            raise RequestError(
+                "TrainingState takes a wrapped model: DistributedDataParallel or "
+                "ShardedDataParallel of Gradweave, or torch's own wrapper; got a "
+                f"{type(model).__name__}"
+            )
         self._model = model
         self._optimizers = [plain_optimizer(optimizer) for optimizer in optimizers]
         self._sparse = sparse
@@ -117,7 +125,8 @@ class TrainingState:
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Load what ``save`` has written, with any number of ranks.
 
-        Nothing is changed where it is another training's.
+        Raises:
+            RequestError: if it is another training's; nothing is changed then.
         """
         group = self._model.process_group
         for places, check in self._comparisons():  # what checks compare needs little memory
@@ -131,7 +140,11 @@ class TrainingState:
             self._saved_ranks = self._model.process_group.size()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything, with places for what is not there yet."""
+        """Return the state as torch.distributed.checkpoint saves it, and as it loads into it.
+
+        It has places also for what optimizers keep only after their first step. Call it on every
+        rank.
+        """
         state: dict[str, Any] = {
             "schema": SCHEMA,
             "contents": self._contents(),
@@ -149,7 +162,11 @@ class TrainingState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned, filled by a checkpoint."""
+        """Take over what ``state_dict`` returned, filled by a checkpoint. Call it on every rank.
+
+        Raises:
+            RequestError: if it is another training's; nothing is changed then.
+        """
         for _, check in self._comparisons():
             check(state)
         keys = {_name(key): key for key in self._model.state_dict()}
@@ -157,7 +174,7 @@ class TrainingState:
         for number, optimizer in enumerate(self._optimizers):
             load_optimizer_state(optimizer, self._names, state["optimizers"][str(number)])
             if isinstance(self._model, ShardedDataParallel):
-                self._model.know(optimizer)
+                self._model.register_optimizer(optimizer)
         if self._sparse is not None:
             own = self._sparse.state_dict()
             self._sparse.load_state_dict(loaded_sparse_state(state["sparse"], own))
@@ -216,14 +233,12 @@ class TrainingState:
 def saved_recipe(folder: str | os.PathLike[str], *, key: str = KEY) -> Recipe | None:
     """Return the recipe in a checkpoint, for ``plan`` of a wrapper; None where there is none.
 
-    Each rank reads by itself.
+    Each rank reads by itself. What cannot be read is told in one line of the log, and None is
+    returned.
 
     Args:
         folder: the checkpoint.
         key: what the TrainingState was saved as.
-
-    Raises:
-        FormatError: if what is in there is no recipe.
 
     Examples:
         >>> gradweave.saved_recipe("checkpoints/nowhere") is None
@@ -252,7 +267,7 @@ def _saved(folder: str | os.PathLike[str]) -> Mapping[str, Any]:
 
 
 def _saved_ranks(folder: str | os.PathLike[str]) -> int | None:
-    """Return how many ranks' residuals a checkpoint has; None: none."""
+    """Return how many ranks' residuals a checkpoint has; None if there are no residuals."""
     rows = f"{KEY}.sparse.residuals.rows."
     sizes = [
         held.size

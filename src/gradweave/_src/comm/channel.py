@@ -7,12 +7,15 @@ import torch
 import torch.distributed as dist
 
 from gradweave._src.collectives.program import Kind, Step
+from gradweave._src.comm.small_messages import FIRST_TAG
 from gradweave._src.errors import CollectiveError
 
 # A tag has 31 bits: the lower ones tell the messages of a collective apart, the upper ones
 # collectives, so that ranks that are out of step never take each other's data.
 MESSAGES = 1 << 20
-CALLS = 1 << 11
+# Calls may be on a user's group, so theirs are behind the tags of small messages, which are behind
+# the user's.
+FIRST_CALL, CALLS = FIRST_TAG // MESSAGES + 1, 1 << 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,8 @@ class Call:
 
     @property
     def salt(self) -> int:
-        return crc32(f"{self.kind} {self.number}".encode()) % CALLS * MESSAGES
+        name = f"{self.kind} {self.number}".encode()
+        return (FIRST_CALL + crc32(name) % (CALLS - FIRST_CALL)) * MESSAGES
 
     def failed(self, doing: str, error: RuntimeError) -> CollectiveError:
         reason = str(error).split("] ", 1)[-1].partition("\n")[0]  # without gloo's source path

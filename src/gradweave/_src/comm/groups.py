@@ -6,6 +6,7 @@ of the script, for torch names new ones by how many there are. Nobody knows when
 dropped, so those of gloo are not listed, and go with the last reference.
 """
 
+import secrets
 from collections import Counter
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
@@ -14,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from gradweave._src.comm.small_messages import largest
+from gradweave._src.comm.stores import store_for
 from gradweave._src.errors import RequestError
 from gradweave._src.torch_internals import (
     backend_for,
@@ -29,6 +32,10 @@ MakeGroup = Callable[[list[int]], dist.ProcessGroup | None]
 # How many groups of the same ranks a group has had, and of each part of them. Those who are in one
 # make it equally often, so a number is a name.
 _had: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
+# What tells a group, where its ranks have agreed on that, from one that has had the same name.
+_tokens: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()
+# So long is a whole number that is told as a float64.
+EXACT_BITS = 52
 
 
 def world_group() -> dist.ProcessGroup:
@@ -63,15 +70,26 @@ def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
     return make
 
 
-def cloned_store(group: dist.ProcessGroup) -> Store | None:
-    """Return the group's store by a new connection, for the user's may be waiting for something.
+def common_place(group: dist.ProcessGroup, store: Store | None) -> Store | None:
+    """Return a place in the group's store that nobody has used, the same on all ranks.
 
-    Return None where the group has no store that others can use beside it.
+    Keys of a job that was restarted, or of a group before this one, may still be in the store. All
+    ranks call this together, each with its connection. Return None on all of them where one has
+    none.
     """
-    try:
-        return group.get_group_store().clone()  # type: ignore[attr-defined,no-any-return]
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return None
+    chosen = secrets.randbits(EXACT_BITS) if group.rank() == 0 else 0
+    agreed, is_missing = largest(group, [float(chosen), float(store is None)])
+    token = f"{int(agreed):x}"
+    _tokens.setdefault(group, token)
+    return None if is_missing or store is None else PrefixStore(f"gradweave/{token}", store)
+
+
+def name_in_store(group: dist.ProcessGroup, name: str) -> str:
+    """Return a name in the group's store which no group before this one has used.
+
+    That is so from the first ``common_place`` of the group on. Before that it is the name alone.
+    """
+    return f"{name} {_tokens.get(group, '')}"
 
 
 def _is_gloo(group: dist.ProcessGroup) -> bool:
@@ -92,7 +110,7 @@ def _listed(group: dist.ProcessGroup, ranks: list[int], backend: str | None) -> 
 
 def _unlisted(group: dist.ProcessGroup, name: str, ranks: list[int]) -> dist.ProcessGroup:
     return unlisted_gloo_group(
-        PrefixStore(name, group.get_group_store()),
+        store_for(group, name_in_store(group, name)),
         rank=ranks.index(group.rank()),
         ranks=len(ranks),
         timeout=group_timeout(group),

@@ -3,18 +3,20 @@
 Whoever reads a text waits for it, so texts stay on the host: reading one from an accelerator would
 wait for everything that was queued there before. A group whose backend sends only an accelerator's
 tensors has another one of gloo beside it for that, made by its first text, where all ranks come
-alike. Every tensor says that it is there, for a script may have another default.
+alike, and that once they wait for the accelerator. Every tensor says that it is there, for a script
+may have another default.
 """
 
-from collections.abc import Callable, Iterable
+import secrets
+from collections.abc import Iterable
 from functools import partial
 from hashlib import sha256
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from gradweave._src.comm.stores import store_for
 from gradweave._src.device_order import Order, wait_for
 from gradweave._src.torch_internals import (
     HOST,
@@ -27,6 +29,12 @@ from gradweave._src.torch_internals import (
 
 # Enough for a host name or the description of a message.
 TEXT_BYTES = 256
+# Messages from rank to rank on a user's group have tags from here on, those of collectives (see
+# channel.py) behind these. Users' begin with 0, which is torch's default, and a receive that a
+# script has posted would take ours. gloo's tags have 31 bits, and NCCL has none.
+FIRST_TAG = 1 << 24
+# So much of chance as a whole number of torch's has room for.
+NAME_BITS = 63
 
 _for_texts: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
@@ -37,8 +45,11 @@ def for_texts(group: dist.ProcessGroup) -> dist.ProcessGroup:
         return group
     beside = _for_texts.get(group)
     if beside is None:
+        # A group before this one may have left its addresses in the store.
+        chosen = torch.tensor(secrets.randbits(NAME_BITS), device=payload_device(group))
+        broadcast_bytes([chosen], group)
         beside = _for_texts[group] = unlisted_gloo_group(
-            PrefixStore("gradweave texts", group.get_group_store()),
+            store_for(group, f"gradweave texts {chosen.item():x}"),
             rank=group.rank(),
             ranks=group.size(),
             timeout=group_timeout(group),
@@ -54,24 +65,16 @@ def gather_text(group: dist.ProcessGroup, text: str) -> list[str]:
     return _gathered(group, mine)
 
 
-def all_say_the_same(
-    group: dist.ProcessGroup,
-    text: str,
-    *,
-    while_waiting: Callable[[], None] | None = None,
-) -> bool:
+def all_say_the_same(group: dist.ProcessGroup, text: str) -> bool:
     """Return whether all ranks say the same, by a message whose length does not grow with them.
 
     All ranks get the same answer. The message is the largest of all digests and of their
-    complements: these belong together only where all digests are equal. ``while_waiting`` is called
-    again and again; what it raises ends waiting for others.
+    complements: these belong together only where all digests are equal.
     """
     group = for_texts(group)
     digest = torch.frombuffer(bytearray(sha256(text.encode()).digest()), dtype=torch.uint8)
     both = torch.cat([digest, ~digest])
-    wait_until_let_go(
-        lambda: group.allreduce([both], _of_largest()), [both], while_waiting=while_waiting
-    )
+    wait_until_let_go(lambda: group.allreduce([both], _of_largest()), [both])
     highest, complement = both.chunk(2)
     return torch.equal(highest, ~complement)
 

@@ -17,15 +17,12 @@ from gradweave._src.errors import RequestError
 from gradweave._src.integrations.stand_in import in_torchs_place, stand_in
 from gradweave._src.runtime.account import PlanningAccount
 from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.vocabulary import printable
 
 # What launchers tell each of the processes that they start: torchrun, srun, mpirun.
 RANKS_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 # The multiprocessing package's name for the module that Python was started with.
 MAIN_OF_SPAWNED = "__mp_main__"
-ALONE = (
-    "gradweave: no launcher has started this process, and those that the script starts would have "
-    "torch's class, so all have it; start all of them with torchrun"
-)
 
 
 class Script(Struct, frozen=True, kw_only=True):
@@ -60,6 +57,9 @@ def run_script(script: Script, options: Mapping[str, Any], *, to: TextIO) -> int
         model = type(wrapper.module).__name__
         made.append(_Made(model=model, account=wrapper.account(), speaks=dist.get_rank() == 0))
 
+    if rank is None:  # processes that the script starts would have torch's class, so all have it
+        with suppress(BrokenPipeError):
+            print(_alone(script), file=to, flush=True)
     ours = nullcontext() if rank is None else in_torchs_place(stand_in(options, note))
     try:
         with ours, _as_main(script) as run:
@@ -121,10 +121,16 @@ def _folder(script: Script) -> Path | None:
     return Path(script.name).resolve().parent if Path(script.name).is_file() else None
 
 
+def _alone(script: Script) -> str:
+    named = f"-m {script.name}" if script.is_module else script.name
+    return (
+        "gradweave: this process was not started by torchrun, so torch's own class is used; start "
+        f"it with torchrun … -m gradweave run {printable(named)}"
+    )
+
+
 def _report(made: Sequence[_Made], rank: str | None) -> Iterator[str]:
-    if rank is None:
-        yield ALONE
-    elif not made and rank == "0":
+    if not made and rank == "0":
         yield "gradweave: no model was wrapped in this process by torch's DistributedDataParallel"
     for number, one in enumerate(made, 1):
         if one.speaks:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from gradweave._src.comm.small_messages import for_texts
+from gradweave._src.comm.small_messages import FIRST_TAG, for_texts
 from gradweave._src.torch_internals import HOST
 
 ROUND_TRIPS = 8
@@ -27,9 +27,9 @@ def clock_offset_s(
     for rank in range(1, group.size()):
         for _ in range(ROUND_TRIPS):
             message = torch.zeros(1, dtype=torch.float64, device=HOST)
-            group.recv([message], rank, 0).wait()
+            group.recv([message], rank, FIRST_TAG).wait()
             message.fill_(now_s())
-            group.send([message], rank, 0).wait()
+            group.send([message], rank, FIRST_TAG).wait()
     return 0.0
 
 
@@ -37,7 +37,7 @@ def _asked(group: dist.ProcessGroup, now_s: Callable[[], float]) -> tuple[float,
     """Return how long a round trip to rank 0 took, and the offset by it."""
     message = torch.zeros(1, dtype=torch.float64, device=HOST)
     sent_s = now_s()
-    group.send([message], 0, 0).wait()
-    group.recv([message], 0, 0).wait()
+    group.send([message], 0, FIRST_TAG).wait()
+    group.recv([message], 0, FIRST_TAG).wait()
     back_s = now_s()
     return back_s - sent_s, float(message.item()) - (sent_s + back_s) / 2

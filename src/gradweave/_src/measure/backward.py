@@ -25,7 +25,12 @@ from gradweave._src.trace import Tensor, Trace
 
 
 class Spread(NamedTuple):
-    """The times between which half of the iterations lie; a quarter took less, a quarter more."""
+    """The times between which half of the iterations lie.
+
+    Attributes:
+        low_s: seconds; a quarter of the iterations took less.
+        high_s: seconds; a quarter of the iterations took more.
+    """
 
     low_s: float
     high_s: float
@@ -34,15 +39,21 @@ class Spread(NamedTuple):
 class Recording(Struct, frozen=True, kw_only=True):
     """What ``record_trace`` returns: a trace, and what was not the same in every iteration.
 
-    ``forward`` and ``backward`` say how far this rank's iterations lie apart.
+    Attributes:
+        trace: what was recorded.
+        iterations: how many were counted.
+        forward: how far this rank's forward passes lie apart.
+        backward: how far its backward passes lie apart.
+        reordered: iterations in which gradients came in another order than in the first.
+        without_gradient: parameters that lacked their gradient, and in how many iterations.
     """
 
     trace: Trace
     iterations: int
     forward: Spread
     backward: Spread
-    reordered: int  # iterations in which gradients came in another order than in the first
-    without_gradient: dict[str, int]  # in how many iterations, for parameters that lacked theirs
+    reordered: int
+    without_gradient: dict[str, int]
 
 
 def record_trace(
@@ -54,7 +65,6 @@ def record_trace(
     warmup: int = 3,
     iterations: int = 10,
     group: dist.ProcessGroup | None = None,
-    clock: Clock | None = None,
 ) -> Recording:
     """Run ``step``, which calls the model and backward, and note when each gradient is ready.
 
@@ -71,7 +81,6 @@ def record_trace(
         warmup: how many iterations are not counted.
         iterations: how many are.
         group: the ranks that record together, each of which calls this.
-        clock: what tells the time (default: the clock of the model's device).
 
     Raises:
         RequestError: if no parameter requires a gradient, or ``step`` does not call the model or
@@ -84,6 +93,29 @@ def record_trace(
         >>> len(recording.trace.tensors)
         4
     """
+    return record_by_clock(
+        model,
+        step,
+        name=name,
+        batch_size=batch_size,
+        warmup=warmup,
+        iterations=iterations,
+        group=group,
+    )
+
+
+def record_by_clock(
+    model: nn.Module,
+    step: Callable[[], object],
+    *,
+    name: str,
+    batch_size: int,
+    warmup: int = 3,
+    iterations: int = 10,
+    group: dist.ProcessGroup | None = None,
+    clock: Clock | None = None,
+) -> Recording:
+    """Do what ``record_trace`` does by any clock (default: the clock of the model's device)."""
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise RequestError("the model has no parameters that require a gradient")
@@ -127,7 +159,7 @@ class Marks(NamedTuple):
     ready: dict[str, object]  # in the order in which gradients came
 
     def have_passed(self) -> bool:
-        """Whether ``iteration`` can be asked for; nothing is waited for."""
+        """Return whether ``iteration`` can be asked for; nothing is waited for."""
         return have_passed(self.clock, self._last)
 
     def wait(self) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gradweave._src.comm.small_messages import for_texts, gather_long_text, largest
+from gradweave._src.comm.small_messages import FIRST_TAG, for_texts, gather_long_text, largest
 from gradweave._src.session.link_times import Transfer, s_per_byte
 from gradweave._src.session.slow_ranks import LEAST_LINKS, PARTS
 from gradweave._src.torch_internals import HOST
@@ -93,8 +93,12 @@ class _Bursts:
         place = firsts.index(rank)
         sender = firsts[(place - distance) % len(firsts)]
         receiver = firsts[(place + distance) % len(firsts)]
-        receives = [self._group.recv([into], sender, tag) for tag, into in enumerate(received)]
-        sends = [self._group.send([message], receiver, tag) for tag in range(MESSAGES)]
+        receives = [
+            self._group.recv([into], sender, tag) for tag, into in enumerate(received, FIRST_TAG)
+        ]
+        sends = [
+            self._group.send([message], receiver, FIRST_TAG + number) for number in range(MESSAGES)
+        ]
         arrived_s = []
         for receive in receives:
             receive.wait()

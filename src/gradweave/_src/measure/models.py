@@ -17,8 +17,14 @@ def build_model(text: str) -> nn.Module:
     module_name, _, factory_name = text.partition(":")
     if not module_name or not factory_name:
         raise RequestError(f"{text!r} names no factory; write it as package.module:factory")
-    with telling(f"cannot import the model {text!r}"):
-        module = importlib.import_module(module_name)
+    try:
+        with telling(f"cannot import the model {text!r}"):
+            module = importlib.import_module(module_name)
+    except SystemExit:
+        raise RequestError(
+            f"importing {module_name} ended this process; put what it runs under if __name__ == "
+            '"__main__"'
+        ) from None
     factory = getattr(module, factory_name, None)
     if not callable(factory):
         close = closest(factory_name, dir(module))

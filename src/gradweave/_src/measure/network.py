@@ -11,15 +11,19 @@ from functools import partial
 from itertools import pairwise, product
 from math import sqrt
 from statistics import mean, median
+from typing import get_args
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from gradweave._src.clocks import clock_for, taken_s
+from gradweave._src.collectives import names
+from gradweave._src.collectives import ways as ways_of
 from gradweave._src.comm import Communicator
 from gradweave._src.comm.lanes import Lanes
 from gradweave._src.comm.small_messages import (
+    FIRST_TAG,
     for_texts,
     largest,
     payload_device,
@@ -32,7 +36,7 @@ from gradweave._src.measure.sampled_pairs import TierSample, sampled_pairs, typi
 from gradweave._src.network import CollectiveCost, Network
 from gradweave._src.planning import OPERATIONS
 from gradweave._src.travel import parse_travel
-from gradweave._src.vocabulary import KIB, MIB, Beside, Way
+from gradweave._src.vocabulary import KIB, MIB, Beside, Operation, Way, alternatives
 
 NATIVE = Way("all-reduce", "native")
 # What backends sum as it is, by the names that compressions have.
@@ -77,6 +81,70 @@ def calibrate(
     group: dist.ProcessGroup,
     *,
     name: str,
+    operations: Sequence[Operation] = ("all-reduce",),
+    collectives: Sequence[str] = ("native",),
+    largest_bytes: int = LARGEST_BYTES,
+    repeats: int = 7,
+    device: torch.device | None = None,
+) -> Network:
+    """Measure what messages cost in a process group, for ``make_plan`` and ``simulate``.
+
+    Operations by collectives are timed on idle workers and beside matrix products, and so are the
+    links between some pairs of ranks. Collectives that are three times as slow as the fastest are
+    left out. Call it on every rank, with nothing else on the group: it takes seconds to minutes,
+    and all ranks return the same. `gradweave calibrate` does this on an emulated cluster or under
+    torchrun.
+
+    Args:
+        group: the group whose messages are timed.
+        name: what the network is to be called.
+        operations: "all-reduce", "broadcast", "reduce", "reduce-scatter" or "all-gather"; plans for
+            both passes need the first and the last two.
+        collectives: the algorithms, as `gradweave list collectives` names them, each for the
+            operations that it has; "native" is the backend's own.
+        largest_bytes: the largest message, at least 8 KiB.
+        repeats: how often each size is timed.
+        device: where messages are (default: what the group sends from). On an accelerator they
+            are queued on a stream of their own, and only that is waited for.
+
+    Raises:
+        RequestError: if the group has one rank, the largest message is too small, there is no such
+            operation or collective, or a collective has none of the operations.
+
+    Examples:
+        Under torchrun with two ranks or more:
+
+            network = gradweave.calibrate(torch.distributed.group.WORLD, name="my cluster")
+            gradweave.write("network.json", network)
+    """
+    return measure_network(
+        group,
+        name=name,
+        ways=_asked_ways(operations, collectives),
+        largest_bytes=largest_bytes,
+        repeats=repeats,
+        device=device,
+    )
+
+
+def _asked_ways(operations: Sequence[Operation], collectives: Sequence[str]) -> tuple[Way, ...]:
+    known = get_args(Operation)
+    for operation in operations:
+        if operation not in known:
+            raise RequestError(f"no operation {operation!r}{alternatives(operation, known)}")
+    asked = ways_of(operations, collectives)
+    for collective in collectives:
+        if all(way.collective != collective for way in asked):
+            have = dict.fromkeys(name for one in operations for name in ("native", *names(one)))
+            what = " or ".join(operations)
+            raise RequestError(f"no {what} by {collective!r}{alternatives(collective, have)}")
+    return asked
+
+
+def measure_network(
+    group: dist.ProcessGroup,
+    *,
+    name: str,
     ways: Sequence[Way] = (NATIVE,),
     largest_bytes: int = LARGEST_BYTES,
     repeats: int = 7,
@@ -87,29 +155,21 @@ def calibrate(
     keeps_slow: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> Network:
-    """Measure what messages cost in a process group: operations by algorithms, and links.
-
-    Call it on every rank, with nothing else on the group; all return the same. `gradweave
-    calibrate` does this on an emulated cluster or under torchrun. By default samples are taken both
-    idle and beside matrix products.
+    """Do what ``calibrate`` does, for callers who know more about the group and the job.
 
     Args:
-        group: whose messages are timed.
+        group: as of ``calibrate``, and so for ``name``, ``largest_bytes``, ``repeats``, ``device``.
         name: what the network is to be called.
-        ways: the operations and collectives to time (default: the backend's own all-reduce).
-        largest_bytes: up to which size.
-        repeats: how many samples are taken of each size.
-        beside: what ranks do meanwhile, by name.
+        ways: the operations and collectives to time.
+        largest_bytes: the largest message.
+        repeats: how often each size is timed.
+        beside: what ranks do meanwhile, by name (default: nothing, and matrix products).
         communicator: what runs the collectives (default: a new one on ``group``).
         other_lanes: reduce-scatters and all-gathers take turns on the group and these; give one
             less than ShardedDataParallel has threads, so that their curves are true for it.
-        device: where messages are (default: what the group sends from). On an accelerator they
-            are queued on a stream of their own, and only that is waited for.
+        device: where messages are.
         keeps_slow: whether algorithms stay that are hopelessly slow.
         advance: is called when a size is done.
-
-    Raises:
-        RequestError: if the group has one rank, or the largest size is too small.
     """
     if group.size() == 1:
         raise RequestError("one worker sends no messages; calibrate a group of at least two")
@@ -150,7 +210,7 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One message by itself, and each one's share of a stream of so many."""
+    """Times of one message alone, and per message in a stream."""
 
     alone_s: float
     share_s: float
@@ -247,7 +307,7 @@ class _Survey:
                 self.hopeless.add(way)
 
     def is_bent_at(self, nbytes: int) -> bool:
-        """Whether a straight line between the neighbours would have been wrong."""
+        """Return whether a straight line between the neighbours would have been wrong."""
         for way in set(self.ways) - self.hopeless:
             by_size = self.samples[way, self.leading]
             known = sorted(by_size)
@@ -359,7 +419,7 @@ def send_in_turn(
 
 
 def _hand_over(group: dist.ProcessGroup, way: Way, message: torch.Tensor) -> Callable[[], object]:
-    """Begin an all-reduce, rounded as torch's own hooks do it; what is returned waits for it."""
+    """Begin an all-reduce, rounded as torch's hooks round, and return a function that waits."""
     compression = parse_travel(way.collective).compression
     if compression is None:
         return group.allreduce([message]).wait
@@ -470,11 +530,11 @@ def _half_round_trip_s(
 
     def there_and_back() -> None:
         if group.rank() == one:
-            group.send([message], other, 0).wait()
-            group.recv([message], other, 0).wait()
+            group.send([message], other, FIRST_TAG).wait()
+            group.recv([message], other, FIRST_TAG).wait()
         else:
-            group.recv([message], one, 0).wait()
-            group.send([message], one, 0).wait()
+            group.recv([message], one, FIRST_TAG).wait()
+            group.send([message], one, FIRST_TAG).wait()
 
     return taken_s(clock_for(device), there_and_back) / 2
 

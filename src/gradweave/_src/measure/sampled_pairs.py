@@ -46,14 +46,18 @@ class TierSample(Struct, frozen=True, kw_only=True):
     s_per_byte: Typical
 
     def text(self) -> str:
-        """Say ``15.0 us (14.0 us to 16.1 us) and 118.0 MB/s (…), 5 pairs, 94 % sure``."""
+        """Say ``15.0 us (14.0 us to 16.1 us) and 118.0 MB/s (…), 5 pairs, 94 % sure``.
+
+        One pair says nothing of others.
+        """
         latency, slope = self.latency_s, self.s_per_byte
         rates = [f"{size_text(1 / one)}/s" if one else "any rate" for one in slope_ends(slope)]
+        if latency.pairs == 1:
+            return f"{time_text(latency.median)} and {rates[0]}, 1 pair"
         return (
             f"{time_text(latency.median)} ({time_text(latency.least)} to "
             f"{time_text(latency.greatest)}) and {rates[0]} ({rates[1]} to {rates[2]}), "
-            f"{latency.pairs} pair{'' if latency.pairs == 1 else 's'}, "
-            f"{latency.confidence:.0%} sure"
+            f"{latency.pairs} pairs, {latency.confidence:.0%} sure"
         )
 
 

@@ -1,7 +1,6 @@
 """What a wrapper's planning has found, for whoever outlives the wrapper."""
 
 import weakref
-from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -9,7 +8,7 @@ from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
 from gradweave._src.runtime.driver import Driver
 from gradweave._src.session.explain import explanation
-from gradweave._src.session.findings import Findings, Stage
+from gradweave._src.session.findings import Findings, Stage, recipe_of
 from gradweave._src.session.session import Session
 
 
@@ -37,9 +36,9 @@ class PlanningAccount:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that is carried out; None while it is being found, and where nothing is planned.
+        """The plan in use. It is None while planning goes on, and where nothing is planned.
 
-        While densities warm up it is the best one for the present density.
+        While the density of compression warms up, it is the best plan for the present density.
         """
         return self.findings().plan
 
@@ -53,19 +52,19 @@ class PlanningAccount:
             return found
         return replace(found, steps=driver.steps)
 
-    def explain(self, *, who_is_slow: Sequence[str] = ()) -> str:
-        """Say what was measured, what was tried, what was chosen, and what that gains."""
-        return explanation(
-            self.findings(),
-            workers=self._workers,
-            baseline=self._baseline,
-            who_is_slow=who_is_slow,
-        )
+    def explain(self) -> str:
+        """Return a few sentences: what was measured, tried and chosen, and what that gains."""
+        return explanation(self.findings(), workers=self._workers, baseline=self._baseline)
 
     def recipe(self) -> Recipe:
-        """Return what a restart can be given as ``plan``; RequestError where there is none yet."""
-        return self.findings().recipe(
-            workers=self._workers, device=self._device, why_not=self.explain()
+        """Return the plan with what it was made from, for ``plan=`` of a restart.
+
+        Raises:
+            RequestError: if there is no recipe: planning goes on, or has chosen nothing.
+        """
+        why_not, _, _ = self.explain().partition("\n")
+        return recipe_of(
+            self.findings(), workers=self._workers, device=self._device, why_not=why_not
         )
 
     def recipe_text(self) -> str:

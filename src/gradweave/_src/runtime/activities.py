@@ -54,8 +54,11 @@ class StepTiming(Activity):
         self._noted: list[tuple[NotedMessage, ...]] = []
         self._taken_s: list[float] = []
         self._messages: list[tuple[MessageTimes, ...]] = []
+        self._has_answered = False
 
     def step_over(self) -> None:
+        if self._has_answered:
+            return  # rank 0 may never have heard all, and steps go on
         self._ends.append(self._clock.mark())
         self._noted.append(() if self._log is None else self._log.take())
 
@@ -65,6 +68,7 @@ class StepTiming(Activity):
         counted_s = self._taken_s[first:][: self._command.steps]
         if len(counted_s) < self._command.steps and not self._is_hopeless(counted_s):
             return None
+        self._has_answered = True
         messages = self._messages[first:][: len(counted_s)]
         return StepTimes(tuple(counted_s), tuple(messages))
 
@@ -91,7 +95,7 @@ class StepTiming(Activity):
 
 
 class Finding(Activity):
-    """Finds candidates on a thread of rank 0, for it may take seconds; all take its word."""
+    """Rank 0 computes candidate plans on a thread; the other ranks accept its result."""
 
     def __init__(self, command: FindCandidates, task: PlanningTask, *, is_rank_0: bool) -> None:
         self._command, self._task = command, task

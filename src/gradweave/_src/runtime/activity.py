@@ -13,8 +13,11 @@ class Activity(ABC):
     def forward_begins(self, batch_size: int) -> None:  # noqa: B027
         """Note that a pass with gradients begins."""
 
+    def pass_over(self) -> None:  # noqa: B027
+        """Note that a synchronised backward pass is over, which all ranks are told as often."""
+
     def step_over(self) -> None:  # noqa: B027
-        """Note that a synchronised backward pass is over."""
+        """Note that a step is over, of one or more such passes; the last has been told of."""
 
     @abstractmethod
     def part(self) -> Any:

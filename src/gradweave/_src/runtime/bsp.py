@@ -11,7 +11,6 @@ Gradients are means over the ranks. Buffers, such as running means, stay each ra
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -130,7 +129,16 @@ class BspLoop:
 class ReduceBroadcast(BspLoop):
     """A loop that reduces gradients to rank 0, which updates and broadcasts the weights.
 
-    It takes what ``BspLoop`` takes. Use it to measure what a central update costs.
+    Use it to measure what a central update costs.
+
+    Args:
+        model: the model to train; parameters that are frozen now stay out of all messages.
+        optimizer: any of torch's; None keeps the weights, for measuring.
+        collective: by which messages travel: "linear-pipeline", "mst", "exchange" or "native".
+        group: the ranks that train together (default: all).
+
+    Raises:
+        RequestError: if no collective has that name, or no parameter requires a gradient.
 
     Examples:
         >>> loop = gradweave.bsp.ReduceBroadcast(model, optimizer, collective="mst")
@@ -150,11 +158,17 @@ class ReduceBroadcast(BspLoop):
 class AllReduce(BspLoop):
     """A loop that all-reduces gradients, after which every rank updates by itself.
 
-    It takes what ``BspLoop`` takes. Roundings may differ between devices, so the weights of rank 0
-    go to all others every ``broadcast_every`` iterations; 0 means never.
+    Args:
+        model: the model to train; parameters that are frozen now stay out of all messages.
+        optimizer: any of torch's; None keeps the weights, for measuring.
+        collective: by which messages travel: "linear-pipeline", "mst", "exchange" or "native".
+        group: the ranks that train together (default: all).
+        broadcast_every: after so many iterations the weights of rank 0 go to all others, for
+            roundings may differ between devices; 0 means never.
 
     Raises:
-        RequestError: if ``broadcast_every`` is negative, and where ``BspLoop`` raises it.
+        RequestError: if no collective has that name, no parameter requires a gradient, or
+            ``broadcast_every`` is negative.
 
     Examples:
         >>> loop = gradweave.bsp.AllReduce(model, optimizer, broadcast_every=10)
@@ -162,10 +176,18 @@ class AllReduce(BspLoop):
         >>> loop.close()
     """
 
-    def __init__(self, *arguments: Any, broadcast_every: int = 5, **options: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        *,
+        collective: str = "linear-pipeline",
+        group: dist.ProcessGroup | None = None,
+        broadcast_every: int = 5,
+    ) -> None:
         if broadcast_every < 0:
             raise RequestError(f"broadcast_every must not be negative, got {broadcast_every}")
-        super().__init__(*arguments, **options)
+        super().__init__(model, optimizer, collective=collective, group=group)
         self._every, self._iterations = broadcast_every, 0
 
     def _join(self) -> None:
@@ -181,8 +203,19 @@ class AllReduce(BspLoop):
 class Overlap(BspLoop):
     """A loop that reduces layer by layer beside backward, and broadcasts beside the next forward.
 
-    It takes what ``BspLoop`` takes. Each module that has parameters sends a message of its own, on
-    a thread and a process group that nothing else uses; ``make_group`` makes that group.
+    Each module that has parameters sends a message of its own, on a thread and a process group that
+    nothing else uses.
+
+    Args:
+        model: the model to train; parameters that are frozen now stay out of all messages.
+        optimizer: any of torch's; None keeps the weights, for measuring.
+        collective: by which messages travel: "linear-pipeline", "mst", "exchange" or "native".
+        group: the ranks that train together (default: all).
+        make_group: a function that makes another process group of the same ranks, for the thread
+            (default: one of the same backend).
+
+    Raises:
+        RequestError: if no collective has that name, or no parameter requires a gradient.
 
     Examples:
         >>> loop = gradweave.bsp.Overlap(model, optimizer)
@@ -193,11 +226,14 @@ class Overlap(BspLoop):
 
     def __init__(
         self,
-        *arguments: Any,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        *,
+        collective: str = "linear-pipeline",
+        group: dist.ProcessGroup | None = None,
         make_group: Callable[[], dist.ProcessGroup] | None = None,
-        **options: Any,
     ) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(model, optimizer, collective=collective, group=group)
         own_group = make_group() if make_group else same_ranks(self.group)
         self._thread = CommunicationThread(Communicator(own_group))
         self._arrivals = Arrivals(self.model, (p for b in self._buckets for p in b.parameters))

@@ -1,10 +1,10 @@
 """A drop-in DistributedDataParallel that finds its own buckets while the model trains."""
 
-import inspect
 import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,15 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
+from torch.distributed import Reducer, Store  # type: ignore[attr-defined]
 from torch.distributed.algorithms.join import JoinHook
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave._src.clocks import clock_for
+from gradweave._src.comm.communicator import host_topology
 from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.compression import EXACT, SPARSE, Compression
+from gradweave._src.device_order import is_capturing
 from gradweave._src.errors import PlanMismatch, RequestError
 from gradweave._src.measure.alignment import clock_offset_s
 from gradweave._src.measure.spans import SpanRecorder
@@ -35,6 +37,7 @@ from gradweave._src.runtime.options import (
     STATIC_INSIDE_FORWARD,
     Options,
     check_caps,
+    check_names,
     check_plan,
     check_whole_model,
     first_collective,
@@ -54,8 +57,9 @@ from gradweave._src.runtime.plan_cache import (
 )
 from gradweave._src.runtime.plan_source import (
     PlanSource,
+    check_backward_alone,
     device_name,
-    given_plan,
+    given_for_backward,
     plan_in,
     require_fit,
 )
@@ -77,17 +81,26 @@ from gradweave._src.runtime.same_wrapping import (
 )
 from gradweave._src.runtime.step_clock import LastGradient, StepClock
 from gradweave._src.runtime.tensors import batch_size
+from gradweave._src.runtime.torch_arguments import (
+    asked_group,
+    check_positions,
+    known_options,
+    torch_names,
+)
 from gradweave._src.runtime.transports import SettlingJoinHook, Transports
 from gradweave._src.session.commands import SimpleBuckets
 from gradweave._src.session.kept_run import unplanned
 from gradweave._src.session.session import Session
 from gradweave._src.session.task import LAST_STEP, PlanningTask
-from gradweave._src.sparse.settings import Sparse, settings_of
+from gradweave._src.sparse.settings import GTopK, TopK, settings_of
 from gradweave._src.sparse.training import SparseTraining
 from gradweave._src.torch_internals import (
     awaits_first_static_pass,
     is_compiled,
+    is_in_backward,
+    is_in_forward,
     is_in_join,
+    sees_first_static_pass,
     torch_caps_bytes,
 )
 from gradweave._src.travel import Travel, parse_travel
@@ -106,25 +119,31 @@ class DistributedDataParallel(Planned, TorchDDP):
     Args:
         module: the model, as torch's wrapper takes it.
         *torch_arguments: what torch's wrapper takes by position.
-        planner: which plan to try first, as `gradweave plan --planner`.
+        planner: the planner whose plan is tried first; `gradweave list planners` has them.
         plan: a Plan or Recipe, or a file of one: nothing is recorded and nothing is tried.
         cache: a folder for the plans that are found: the next run of the same model on as many
             workers begins with its plan, and plans again when steps take longer by ``replan_when``
             (default here: 0.25, in the first 60). Rank 0 alone reads, writes and decides. The
             default is the environment's GRADWEAVE_CACHE; an empty text means none, even so. With
             ``plan`` it is left alone.
-        collective: "auto", or how every bucket travels, as `gradweave bench collectives` names it.
-        compression: GTopK(0.001) or TopK(0.001), or a text, "gtopk:0.001": only the largest travel.
-        grad_scaler: with compression, the one whose scale the residuals follow.
-        precision: what planning may change. "exact" (the default) is nothing but the order of sums;
-            "rounded" is also what messages are rounded to, bf16 or 8 bits, each where it is faster;
-            "sparse" is GTopK(…) where that is faster. "bf16", "fp16" or "int8" are for all
-            messages. Sums are made in float32; what 8 bits drop is carried over to the next step.
-        record_steps: how many steps are recorded, after two for warming up.
+        collective: "auto" (each bucket takes what was learnt to be fastest), or one name for all
+            buckets, such as "native" or "ring"; `gradweave list collectives` has them.
+        compression: GTopK(0.001), TopK(0.001) or a text such as "gtopk:0.001": each bucket sends
+            only this share of its elements, the largest, and the rest is added to the next
+            gradients. To round instead, use ``precision``.
+        grad_scaler: the GradScaler of the training loop, needed only with compression: when it
+            changes the loss scale, elements that were kept back are rescaled.
+        precision: what planning may change about results. "exact": only the order in which numbers
+            are summed. "rounded": messages may travel as bf16 or 8-bit integers where that is
+            faster. "sparse": only the largest elements may travel where that is faster. "bf16",
+            "fp16", "int8": every message is rounded to this format. Sums are made in float32, and
+            what 8 bits drop is carried over to the next step.
+        record_steps: how many steps are recorded, after two for warming up; at least 1.
         trial_steps: how many steps a plan is timed for in each of its turns; 0 trusts the
             prediction.
-        replan_when: plan again when steps take another time than when the plan was chosen, by this
-            share.
+        replan_when: plan again when the median of 20 steps differs by more than this share from the
+            time when the plan was chosen, such as 0.25 for 25 %; above 0 (default: never, except
+            with ``cache``).
         timeline: note when each bucket was ready and done, for ``timeline()``.
         make_group: makes another process group of the same ranks, where messages beside the
             training or collectives of ours need one (default: one that goes with the wrapper).
@@ -134,15 +153,19 @@ class DistributedDataParallel(Planned, TorchDDP):
         RequestError: if an option means nothing, options differ between ranks, or a model cannot be
             compressed or rounded as asked for; one line, on all ranks.
         PlanMismatch: if the given plan is not one for this model.
+        CollectiveError: here, in backward or in the next forward, if another rank is gone, is
+            silent or disagrees.
 
     Examples:
         >>> model = gradweave.DistributedDataParallel(model, cache="plans")
         >>> model(batch).sum().backward()
-        >>> str(model.findings().stage)
-        'settled'
+        >>> print(model.explain())  # on one worker; on several, ask after some hundred steps
+        torch's own buckets stay: one worker sends no messages.
     """
 
     _baseline = "torch's own buckets"
+    _is_ending = False  # a pass; what is asked meanwhile
+    _is_counted = False  # the last pass, in the middle of a step
 
     def __init__(
         self,
@@ -152,7 +175,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         plan: PlanSource | None = None,
         cache: str | os.PathLike[str] | None = None,
         collective: str = "auto",
-        compression: Sparse | Compression | str | None = None,
+        compression: GTopK | TopK | Compression | str | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         precision: str = "exact",
         record_steps: int = 5,
@@ -162,10 +185,14 @@ class DistributedDataParallel(Planned, TorchDDP):
         make_group: Callable[[], dist.ProcessGroup] | None = None,
         **torch_options: Any,
     ) -> None:
-        torch_options |= _named(torch_arguments)
-        group = _asked_group(torch_options)
+        torch_options |= dict(zip(torch_names(), torch_arguments, strict=False))
+        group = asked_group(torch_options)
         wrapping = SameWrapping(group)
         with wrapping.refusals_told():
+            check_positions(torch_arguments)
+            check_names(
+                "DistributedDataParallel", torch_options, known_options(DistributedDataParallel)
+            )
             options = Options(
                 planner=planner,
                 collective=collective,
@@ -185,7 +212,7 @@ class DistributedDataParallel(Planned, TorchDDP):
                 check_compressible(module, skips_unused=skips)
             if is_whole(sparse):
                 check_whole_model(plan)
-            given = _given(plan, module, group, options)
+            given = given_for_backward(plan, module, group, options)
         # First: whoever comes to anything else with other options waits for others, or alone.
         wrapping.require_same(
             {
@@ -210,7 +237,8 @@ class DistributedDataParallel(Planned, TorchDDP):
             names = {p: name for name, p in self._planned.items()}
             self._recorder = SpanRecorder(names, clock=clock_for(self.device))
         self._numbers = LiveNumbers(self._clock, self._recorder)
-        self._why_unplanned = self._why_not(torch_options)
+        can_tell_others = wrapping.store is not None
+        self._why_unplanned = self._why_not(torch_options, can_tell_others=can_tell_others)
         self._plan_cache = None
         if self._why_unplanned is not None:
             given = None
@@ -221,17 +249,34 @@ class DistributedDataParallel(Planned, TorchDDP):
         if self._plan_cache is not None:
             given = self._plan_cache.recalled(self.process_group)
         is_remembered = given is not None and self._plan_cache is not None
-        self._begin(given, grad_scaler, make_group, is_remembered=is_remembered)
+        with ExitStack() as opened:  # and closed again where something is refused
+            self._begin(
+                opened,
+                given,
+                grad_scaler,
+                make_group,
+                wrapping.store,
+                is_remembered=is_remembered,
+            )
+            closing = weakref.finalize(self, opened.pop_all().close)
+        # Not at exit: a thread that waits for a dead peer would keep the script from ending.
+        closing.atexit = False
 
     def _begin(
         self,
+        opened: ExitStack,
         given: Plan | Recipe | None,
         grad_scaler: torch.amp.GradScaler | None,
         make_group: Callable[[], dist.ProcessGroup] | None,
+        store: Store | None,
         *,
         is_remembered: bool,
     ) -> None:
-        """Open what is ours: all ranks come here alike, and later on need not."""
+        """Create groups, threads and hooks, each of them opened before what uses it.
+
+        All ranks call this at the same point, so it may communicate; later calls may not assume
+        that.
+        """
         options, group, clock = self._options, self.process_group, self._clock
         assert clock is not None, "only copies have none"
         task = self._task(is_remembered=is_remembered)
@@ -241,10 +286,13 @@ class DistributedDataParallel(Planned, TorchDDP):
         messages = None
         if needs_own_group(options, plan):
             backend = None if options.compression is None else "gloo"
+            check_ways(options, plan, host_topology(group))
             messages = OwnGroup(group, make_group, backend=backend)
+            opened.callback(messages.close)
             messages.thread()
-            check_ways(options, plan, messages.topology)
         probing = OwnGroup(group, make_group) if plans else None
+        if probing is not None:
+            opened.callback(probing.close)
         self._topology = None if probing is None else probing.topology
         self._sparse = None
         if options.compression is not None:  # for life: residuals stay with other buckets
@@ -284,7 +332,7 @@ class DistributedDataParallel(Planned, TorchDDP):
                 task, given=given, is_remembered=is_remembered, speaks=group.rank() == 0
             )
         self._driver = None
-        board = Noticeboard(group) if self._can_tell_others else None
+        board = None if store is None else Noticeboard(group, store)
         self._news = None if board is None else PhaseNews(board, clock)
         if self._session is not None and probing is not None:
             assert board is not None, "nothing is planned without"
@@ -299,28 +347,21 @@ class DistributedDataParallel(Planned, TorchDDP):
                 keeps_own_groups=lambda: messages is None and engine.uses_own_group,
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
+            opened.callback(self._driver.close)
         log_failed_pass_at_exit(
             self,
             weakref.WeakMethod(self._steps_begun),
             weakref.WeakMethod(self._steps_without_hook),
         )
         self._last_gradient = LastGradient(clock)
+        opened.callback(self._last_gradient.close)
         self._note_findings()
-        closing = weakref.finalize(
-            self, _close, self._last_gradient, self._driver, messages, probing
-        )
-        # Not at exit: a thread that waits for a dead peer would keep the script from ending.
-        closing.atexit = False
-
-    @property
-    def _can_tell_others(self) -> bool:
-        return self.process_group.size() > 1 and Noticeboard.can_be_made(self.process_group)
 
     @property
     def _keeps_declared_order(self) -> bool:
         return self.find_unused_parameters and not self.static_graph
 
-    def _why_not(self, torch_options: Mapping[str, Any]) -> str | None:
+    def _why_not(self, torch_options: Mapping[str, Any], *, can_tell_others: bool) -> str | None:
         """Say why torch's own buckets stay; None where they need not."""
         compression = self._options.compression
         why = why_unplannable(self.module, self._planned, torch_options)
@@ -332,7 +373,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         group = self.process_group
         if why is None and group.size() == 1 and not is_whole(compression):
             return "one worker sends no messages"
-        if why is None and group.size() > 1 and not self._can_tell_others:
+        if why is None and group.size() > 1 and not can_tell_others:
             why = f"ranks of a {group.name()} group cannot be told of plans through its store"
         if why is not None and self.process_group.size() > 1:
             logger.warning("keeping %s: %s", self._baseline, why)
@@ -371,11 +412,16 @@ class DistributedDataParallel(Planned, TorchDDP):
         )
 
     def adopt(self, recipe: Recipe | str | None) -> bool:
-        """Begin with what an earlier run has chosen, as if it had been remembered; say whether.
+        """Begin with the recipe of an earlier run, and return whether it was accepted.
 
-        It is for checkpoints that are loaded when the model is wrapped already: call it before the
-        first step, on every rank. Rank 0's recipe counts, or its text. Where it will not do, one
-        line in its log says why, and planning goes on as if there were none.
+        Call it on every rank before the first step; rank 0's recipe counts. It is for checkpoints
+        that are loaded after the model was wrapped. A recipe for another model, number of workers
+        or device is refused with one warning on rank 0, and planning goes on. ShardedDataParallel
+        has no such method: give it ``plan`` when it is made.
+
+        Args:
+            recipe: what ``recipe()`` returned, or its ``to_text()``; None or an empty text if this
+                rank has none.
         """
         text = recipe.to_text() if isinstance(recipe, Recipe) else recipe or ""
         if self.process_group.size() == 1:
@@ -413,7 +459,7 @@ class DistributedDataParallel(Planned, TorchDDP):
     def _check_adoptable(self, plan: Plan) -> None:
         """Raise where this wrapper cannot carry it out."""
         check_plan(plan, self._options)
-        _check_passes(plan)
+        check_backward_alone(plan)
         plan.check_fits({name: parameter.numel() for name, parameter in self._planned.items()})
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -444,6 +490,14 @@ class DistributedDataParallel(Planned, TorchDDP):
         clock.forward_ends()
         return output
 
+    def _post_forward(self, output: Any) -> Any:
+        """Finish a forward pass as torch does; buckets may change before its backward pass."""
+        may_change = self._driver is not None and not torch.compiler.is_compiling()
+        if not (may_change and self.static_graph and torch.is_grad_enabled()):
+            return super()._post_forward(output)  # type: ignore[no-untyped-call]
+        with sees_first_static_pass(self):
+            return super()._post_forward(output)  # type: ignore[no-untyped-call]
+
     def _steps_begun(self) -> int:
         return 0 if self._clock is None else self._clock.begun
 
@@ -465,17 +519,56 @@ class DistributedDataParallel(Planned, TorchDDP):
         if self._driver is not None:
             self._driver.forward_begins(lambda: batch_size(inputs))
 
-    def _end_step(self) -> None:
-        driver = self._driver
-        if driver is not None and self._engine is not None and self._engine.step_is_over():
-            if awaits_first_static_pass(self):
+    def _end_step(self, *, is_in_step: bool = False) -> None:
+        """Tell the driver of a pass that is over, if one is, and of the step, if it is over."""
+        driver, engine = self._driver, self._engine
+        if driver is None or engine is None or self._is_ending:
+            return
+        self._is_ending = True  # whoever asks for the reducer meanwhile asks for no more
+        try:
+            is_over, is_counted = engine.step_is_over(), self._is_counted
+            if not is_over and (is_in_step or not is_counted):
+                return
+            if is_over and awaits_first_static_pass(self):
                 driver.fail(STATIC_INSIDE_FORWARD)
-            driver.step_over()
-            if self._plan_cache is not None:
-                self._plan_cache.keep(self.findings())
-            self._note_findings()
-            if driver.is_over:
-                self._driver = None
+            self._is_counted = is_in_step
+            if is_in_step:
+                driver.pass_over()
+            else:
+                driver.step_over(is_counted=not is_over)
+        finally:
+            self._is_ending = False
+        if self._plan_cache is not None:
+            self._plan_cache.keep(self.findings())
+        self._note_findings()
+        if driver.is_over:
+            self._driver = None
+
+    @property
+    def reducer(self) -> Reducer:
+        """torch's reducer, with the buckets of the next pass.
+
+        Whoever decides after forward that backward is to be synchronised asks it to prepare: so a
+        pass before that, in the same step, is over here, and is counted as other ranks count it.
+        """
+        if not torch.compiler.is_compiling() and self.__dict__.get("_driver") is not None:
+            self._count_pass()
+        reducer: Reducer = self.__dict__["reducer"]
+        return reducer
+
+    @reducer.setter
+    def reducer(self, reducer: Reducer) -> None:
+        self.__dict__["reducer"] = reducer
+
+    @reducer.deleter
+    def reducer(self) -> None:
+        del self.__dict__["reducer"]
+
+    def _count_pass(self) -> None:
+        is_between = torch.is_grad_enabled() and not is_in_backward() and not is_in_forward(self)
+        may_begin = self.require_backward_grad_sync or not self.static_graph
+        if is_between and may_begin and not is_capturing(self._device):
+            self._end_step(is_in_step=True)
 
     def _note_findings(self) -> None:
         """Tell the clock which stage this is, and where it is to look for the end of backward."""
@@ -535,18 +628,45 @@ class DistributedDataParallel(Planned, TorchDDP):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Register a hook of the user's, which ends planning: it may keep state for each bucket."""
         if "_options" in self.__dict__:  # otherwise it is torch itself, for its mixed precision
-            options = self._options
-            named = options.collective != AUTO
-            is_exact = options.precision == EXACT
-            if options.compression or options.timeline or named or not is_exact:
-                raise RequestError(
-                    "there is one hook per wrapper, and collective, compression, precision or "
-                    "timeline need it; leave them out"
-                )
-            why = "there is a communication hook"
-            self._stop_planning(why)
-            self._drop_own_hook(why)
+            self._leave_hook_to_user()
         super().register_comm_hook(state, hook)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        """Register one of torch's hooks in C++, which ends planning as any other hook does."""
+        self._leave_hook_to_user()
+        super()._register_builtin_comm_hook(comm_hook_type)  # type: ignore[no-untyped-call]
+
+    def _leave_hook_to_user(self) -> None:
+        if self._asks_for_hook:
+            raise RequestError(
+                "there is one hook per wrapper, and collective, compression, precision or "
+                "timeline need it; leave them out"
+            )
+        why = "there is a communication hook"
+        self._stop_planning(why)
+        self._drop_own_hook(why)
+
+    @property
+    def _asks_for_hook(self) -> bool:
+        options = self._options
+        is_named, is_exact = options.collective != AUTO, options.precision == EXACT
+        return bool(options.compression or options.timeline or is_named or not is_exact)
+
+    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
+        """Go on with other ranks, as torch's wrapper does, and end planning."""
+        refusal = (
+            "with collective, compression, precision or timeline, or a plan that needs a hook, "
+            "ranks stay the same; wrap the model again"
+        )
+        if self._asks_for_hook:
+            raise RequestError(refusal)
+        why = "the process group was replaced"
+        self._stop_planning(why)
+        self._drop_own_hook(why)
+        if self._engine is not None and self._engine.sender is not None:
+            raise RequestError(refusal)
+        self._news = None  # ranks of the group before would be told
+        super()._update_process_group(new_process_group)  # type: ignore[no-untyped-call]
 
     @property
     def _runtime(self) -> str:
@@ -583,11 +703,24 @@ class DistributedDataParallel(Planned, TorchDDP):
         return self._sparse is not None
 
     def sparse_state_dict(self) -> dict[str, Any]:
-        """Return residuals, velocities and schedule position of this rank, after a step."""
+        """Return what this rank has kept back: residuals, velocities and the warm-up's step.
+
+        Call it on every rank after ``optimizer.step()``.
+
+        Raises:
+            RequestError: if the wrapper has no compression.
+        """
         return self._sparsified().state_dict()
 
     def load_sparse_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``sparse_state_dict`` returned, between two steps, on every rank."""
+        """Go on with what ``sparse_state_dict`` returned on this rank.
+
+        Call it on every rank, between two steps.
+
+        Raises:
+            RequestError: if the wrapper has no compression, or the state is another model's, rank's
+                or number of workers'.
+        """
         self._sparsified().load_state_dict(state)
 
     def _sparsified(self) -> SparseTraining:
@@ -608,67 +741,3 @@ class DistributedDataParallel(Planned, TorchDDP):
         if self._engine is not None:
             state["bucket_bytes_cap"] = self._engine.torch_cap_bytes
         return state
-
-
-def _close(
-    last_gradient: LastGradient,
-    driver: Driver | None,
-    messages: OwnGroup | None,
-    probing: OwnGroup | None,
-) -> None:
-    """Close everything, each thing before what it uses."""
-    last_gradient.close()
-    if driver is not None:
-        driver.close()
-    for own_group in (messages, probing):
-        if own_group is not None:
-            own_group.close()
-
-
-def _asked_group(torch_options: Mapping[str, Any]) -> dist.ProcessGroup | None:
-    """Return the group that torch's wrapper will have; None where torch will refuse to wrap."""
-    group, mesh = torch_options.get("process_group"), torch_options.get("device_mesh")
-    if group is None and isinstance(mesh, DeviceMesh):
-        group = mesh.get_group(0)
-    elif group is None and dist.is_initialized():
-        group = dist.group.WORLD
-    return group if isinstance(group, dist.ProcessGroup) else None
-
-
-def _given(
-    source: PlanSource | None,
-    module: nn.Module,
-    group: dist.ProcessGroup | None,
-    options: Options,
-) -> Plan | Recipe | None:
-    """Return the plan that the user gives; None for one worker, which sends no messages."""
-    if source is None or group is None or group.size() == 1:
-        return None
-    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-    given = given_plan(source, workers=group.size(), device=device, options=options)
-    plan = plan_in(given)
-    if plan is not None:
-        _check_passes(plan)
-    return given
-
-
-def _check_passes(plan: Plan) -> None:
-    if plan.passes == "both":
-        raise RequestError(
-            "the plan is one for both passes; wrap the model with ShardedDataParallel, or plan for "
-            "backward"
-        )
-
-
-def _named(torch_arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the arguments that were given to torch by position, by their names."""
-    for found in torch_arguments:
-        if isinstance(found, Plan | Recipe):
-            raise RequestError(
-                f"behind the model stand torch's own arguments; write plan= before the "
-                f"{type(found).__name__}"
-            )
-    names = list(inspect.signature(TorchDDP.__init__).parameters)[2:]
-    if len(torch_arguments) > len(names):
-        raise TypeError(f"DistributedDataParallel takes at most {len(names) + 1} arguments")
-    return dict(zip(names, torch_arguments, strict=False))

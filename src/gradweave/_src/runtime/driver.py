@@ -107,31 +107,50 @@ class Driver:
             with self._stage_range():
                 self._guarded(lambda activity: activity.forward_begins(batch_size()))
 
-    def step_over(self) -> None:
+    def step_over(self, *, is_counted: bool = False) -> None:
         """Take one step of planning after a synchronised backward pass, when all have had as many.
 
-        Buckets may change here.
+        Buckets may change here. ``is_counted``: that pass was told of by ``pass_over``.
         """
         with self._stage_range():
-            self._after_step()
+            if not is_counted:
+                if self._is_first_pass():
+                    return
+                self._guarded(lambda activity: activity.pass_over())
+            self._guarded(lambda activity: activity.step_over())
+            self._tell_and_hear(says=True, hears=not is_counted)
+
+    def pass_over(self) -> None:
+        """Count a synchronised backward pass in the middle of a step; buckets may change here.
+
+        Other ranks may have begun another step there.
+        """
+        with self._stage_range():
+            if self._is_first_pass():
+                return
+            self._guarded(lambda activity: activity.pass_over())
+            self._tell_and_hear(says=False, hears=True)
 
     @property
     def _steps(self) -> int:
         """The number of synchronised backward passes that are over."""
         return self._announcements.passes
 
-    def _after_step(self) -> None:
+    def _is_first_pass(self) -> bool:
+        """Count a pass; after the first of all, planning begins."""
         self._announcements.pass_over()
         if self._steps == 1:
             self._began_s = self._now_s()
             self._carry_out(self.session.begin())
-            return
-        self._guarded(lambda activity: activity.step_over())
-        if self._taking is not None:
+        return self._steps == 1
+
+    def _tell_and_hear(self, *, says: bool, hears: bool) -> None:
+        if self._taking is not None and hears:
             self._taking -= 1
         try:
-            self._say()
-            heard = self._heard()
+            if says:
+                self._say()
+            heard = self._heard() if hears else None
         except (RuntimeError, OSError) as error:  # of the store
             self._abandon(error)
             return
@@ -174,8 +193,9 @@ class Driver:
         if not self._has_said and (part := self._part()) is not None:
             text = msgspec.json.encode(part).decode()
             must_be_heard = _ends_planning(part)
+            # Before: whoever gets no answer may have been heard, where anything was sent at all.
+            self._has_said = not self._board.is_silent
             self._announcements.say(self._topic, text, must_be_heard=must_be_heard)
-            self._has_said = True
         if self._board.rank == 0 and self._has_said and not self._has_announced:
             said = self._board.reports(self._topic)
             if said is not None:
@@ -185,7 +205,7 @@ class Driver:
                     steps=self._announcements.heard_after - 1,
                     elapsed_s=self._now_s() - self._began_s,
                 )
-                self._has_announced = True  # before: whoever gets no answer may have been heard
+                self._has_announced = True  # before, as well
                 self._announcements.announce(msgspec.json.encode(told).decode())
 
     def _agreed(self, parts: Mapping[int, Part]) -> Reply:
@@ -309,5 +329,5 @@ class Driver:
 
 
 def _ends_planning(part: Part) -> bool:
-    """Whether one rank that finds this is enough for all to give up."""
+    """Return whether one rank that finds this is enough for all to give up."""
     return isinstance(part, Failed) or (isinstance(part, RankSurvey) and part.is_reordered)

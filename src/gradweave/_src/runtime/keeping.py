@@ -16,7 +16,7 @@ from gradweave._src.comm.small_messages import broadcast_text, gather_long_text
 from gradweave._src.errors import GradweaveError, RequestError
 from gradweave._src.runs import RunFolder
 from gradweave._src.runtime.step_clock import StepClock
-from gradweave._src.session.kept_run import RankNotes, Training, losses_of, run_of
+from gradweave._src.session.kept_run import RankNotes, StepLosses, Training, losses_of, run_of
 from gradweave._src.trace import Tensor
 
 Folder = str | os.PathLike[str]
@@ -53,17 +53,21 @@ def rank_notes(clock: StepClock, *, notes_timelines: bool) -> RankNotes:
 
 
 def write_on_rank_0(
-    group: dist.ProcessGroup, folder: Folder, losses: Any, make: Callable[[], Training]
+    group: dist.ProcessGroup,
+    folder: Folder,
+    losses: StepLosses | None,
+    make: Callable[[], Training],
 ) -> None:
     """Put together and write a run on rank 0. Where that fails, all raise the same RequestError."""
-    problem, cause = "", None
+    problem, cause = "", None  # a cause only where nobody expected it
     if group.rank() == 0:
         try:
             training = make()
             run = run_of(training)
             RunFolder(folder).write(run, losses_of(losses, training))
         except Exception as error:  # noqa: BLE001 others wait
-            problem, cause = _in_one_line(error), error
+            problem = _in_one_line(error)
+            cause = None if isinstance(error, GradweaveError | OSError) else error
     problem = broadcast_text(group, problem)
     if problem:
         raise RequestError(f"the run was not saved: {problem}") from cause

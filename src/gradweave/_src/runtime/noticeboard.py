@@ -6,7 +6,6 @@ own part of that pass, and since nobody can end the pass without rank 0, everybo
 announcement when it is needed.
 """
 
-import secrets
 from collections.abc import Callable, Sequence
 from enum import Enum
 from math import ceil
@@ -15,11 +14,9 @@ from time import monotonic, sleep
 from typing import TypeVar
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
 
-from gradweave._src.comm.groups import cloned_store
-from gradweave._src.comm.small_messages import broadcast_text
 from gradweave._src.in_time import in_time
 from gradweave._src.torch_internals import group_timeout
 
@@ -38,17 +35,14 @@ STOP = 1 << 40
 class Noticeboard:
     """Texts of all ranks by topic, and announcements of rank 0 by the pass they hold after.
 
-    Make it on every rank: rank 0 chooses where in the store it is, for keys of a job that was
-    restarted may still be there. A store that does not answer within the group's time-out raises
-    RuntimeError: torch's own calls would wait for ever where this rank is cut off.
+    ``store`` is a place that nobody else uses, the same on all ranks. One that does not answer
+    within the group's time-out raises RuntimeError: torch's own calls would wait for ever where
+    this rank is cut off.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, store: Store) -> None:
         self.rank, self.ranks = group.rank(), group.size()
-        place = broadcast_text(group, secrets.token_hex(8))
-        store = cloned_store(group)
-        assert store is not None, "who asks `can_be_made` first has one"
-        self._store = PrefixStore(f"gradweave/{place}", store)
+        self._store = store
         self._announced_last: str | None = None
         self._reporters = range(0, self.ranks, ceil(self.ranks / MOST_REPORTERS))
         self._topics: set[str] = set()  # on which this rank has been counted
@@ -56,10 +50,10 @@ class Noticeboard:
         self._answered_within_s = timeout.total_seconds()
         self._is_silent = False
 
-    @staticmethod
-    def can_be_made(group: dist.ProcessGroup) -> bool:
-        """Whether the group has a store that others can use beside it; not every kind has."""
-        return cloned_store(group) is not None
+    @property
+    def is_silent(self) -> bool:
+        """Whether the store has not answered once; nothing is sent there any more."""
+        return self._is_silent
 
     def say(self, topic: str, text: str) -> None:
         """Say something on a topic; only what was said last stays."""
@@ -228,7 +222,10 @@ class Turns:
             raise Ended
 
     def _reached(self, key: str, least: int, *, leaves_after_s: float) -> "Reached":
-        """Wait until a counter gets so far, somebody stops it, or this rank ends so long ago."""
+        """Wait until the counter reaches ``least``, or another rank stops it.
+
+        It also ends when ``leaves_after_s`` have passed since this rank ended.
+        """
         ended_s: float | None = None
         pause_s = POLLED_EVERY_S
         while True:

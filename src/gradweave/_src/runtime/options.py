@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+import torch
 from msgspec import Struct
 from torch import nn
 
@@ -12,6 +13,7 @@ from gradweave._src import collectives
 from gradweave._src.collectives.topology import Topology
 from gradweave._src.compression import (
     EXACT,
+    PRECISIONS,
     ROUNDED,
     ROUNDING_NAMES,
     SPARSE,
@@ -36,9 +38,17 @@ from gradweave._src.torch_internals import (
     why_no_other_buckets,
 )
 from gradweave._src.travel import Travel, parse_travel
-from gradweave._src.vocabulary import alternatives, parse_spec
+from gradweave._src.vocabulary import alternatives, closest, parse_spec
 
 AUTO = "auto"
+
+# What whoever gives a type of torch's means by it.
+PRECISION_OF = {
+    torch.float32: EXACT,
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int8: "int8",
+}
 
 # With these torch's wrapper cannot be given other buckets while it lives.
 UNPLANNABLE = (
@@ -96,7 +106,8 @@ class Options(Struct, frozen=True, kw_only=True):
         for name, (kinds, what) in of_kind.items():
             found = getattr(self, name)
             if not isinstance(found, kinds):
-                raise RequestError(f"{name} must be {what}, got {found!r}")
+                meant = f"; {_precision_meant(found)}" if name == "precision" else ""
+                raise RequestError(f"{name} must be {what}, got {found!r}{meant}")
 
     def _check_precision(self) -> None:
         check_precision(self.precision)
@@ -120,6 +131,20 @@ class Options(Struct, frozen=True, kw_only=True):
         return next((name for name in ROUNDING_NAMES if name == self.precision), None)
 
 
+def _precision_meant(found: object) -> str:
+    meant = PRECISION_OF.get(found) if isinstance(found, torch.dtype) else None
+    listed = f"there are {', '.join(PRECISIONS)}"
+    return listed if meant is None else f'write "{meant}" ({listed})'
+
+
+def check_names(wrapper: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError for an option that is almost one; others are Python's to refuse."""
+    for name in given:
+        meant = None if name in known else closest(name, known)
+        if meant is not None:
+            raise TypeError(f"{wrapper} has no option {name!r}, did you mean {meant}?")
+
+
 def check_caps(torch_options: Mapping[str, Any]) -> None:
     """Refuse caps that make no sense, which torch takes, or fails on without naming them."""
     caps = torch_options.get("bucket_cap_mb_list")
@@ -139,12 +164,12 @@ def check_caps(torch_options: Mapping[str, Any]) -> None:
 
 
 def is_whole(compression: Sparse | None) -> bool:
-    """Whether everything is selected from at once, and so travels in one bucket."""
+    """Return whether everything is selected from at once, and so travels in one bucket."""
     return compression is not None and compression.whole_model
 
 
 def needs_own_group(options: Options, plan: Plan | None) -> bool:
-    """Whether some messages cannot travel on the user's group."""
+    """Return whether some messages cannot travel on the user's group."""
     if options.compression is not None or options.rounding is not None:
         return True
     named = () if plan is None else [str(bucket.travel) for bucket in plan.buckets]

@@ -45,14 +45,14 @@ def gather_news(group: dist.ProcessGroup, own: RankNews) -> list[RankNews]:
 
 def known_typical(everyone: Sequence[RankNews]) -> list[Typical]:
     """Return all ranks' typical phases; RequestError on all of them if one has seen too little."""
-    found = []
-    for rank, news in enumerate(everyone):
-        if news.typical is None:
-            raise RequestError(
-                f"it takes {LEAST_STEPS} steps to tell who is slow, and rank {rank} has seen the "
-                f"whole of {news.steps}; ask again later (compiled wrappers are not seen)"
-            )
-        found.append(news.typical)
+    found = [news.typical for news in everyone if news.typical is not None]
+    if len(found) < len(everyone):
+        rank = min(range(len(everyone)), key=lambda one: everyone[one].steps)
+        raise RequestError(
+            f"{LEAST_STEPS} steps since planning last changed something are needed to tell who is "
+            f"slow, and rank {rank} has timed {everyone[rank].steps}; ask again later (steps of "
+            "compiled wrappers are not timed)"
+        )
     return found
 
 

@@ -29,7 +29,7 @@ from gradweave._src.remembered import ParameterKey, PlanKey, Remembered, numbere
 from gradweave._src.runtime.options import Options
 from gradweave._src.runtime.plan_source import device_name
 from gradweave._src.session.compression import verdict
-from gradweave._src.session.findings import Findings, Stage
+from gradweave._src.session.findings import Findings, Stage, recipe_of
 from gradweave._src.session.task import LAST_STEP, PlanningTask
 from gradweave._src.simulation import simulate
 
@@ -87,8 +87,8 @@ class PlanCache:
         if not is_for_good(plan, self._task):
             return
         try:
-            recipe = found.recipe(
-                workers=self._task.workers, device=self._key.devices[0], why_not="unfinished"
+            recipe = recipe_of(
+                found, workers=self._task.workers, device=self._key.devices[0], why_not="unfinished"
             )
             self._path.parent.mkdir(parents=True, exist_ok=True)
             files.write(self._path, Remembered(key=self._key, recipe=recipe))
@@ -97,6 +97,11 @@ class PlanCache:
 
     def _read(self) -> str:
         """Return the file's text, or none where it will not do."""
+        folder = self._path.parent
+        if folder.is_file():
+            self._keeps = False
+            logger.warning("cache: %s is a file, not a folder; plans are not kept", folder)
+            return ""
         try:
             text = files.read_text(self._path)
             self._usable(text)
@@ -170,7 +175,7 @@ def check_recipe(recipe: Recipe, task: PlanningTask, *, check: Callable[[Plan], 
 
 
 def is_for_good(plan: Plan, task: PlanningTask) -> bool:
-    """Whether it is for the last density, not for one that warms up."""
+    """Return whether it is for the last density, not for one that warms up."""
     last = None if task.compression_at is None else task.compression_at(LAST_STEP)
     found = {bucket.compression for bucket in plan.buckets if bucket.is_sparse}
     return found <= {last}

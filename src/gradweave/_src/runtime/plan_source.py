@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from gradweave._src import files
 from gradweave._src.errors import RequestError
@@ -38,6 +40,32 @@ def given_plan(
         return plan
     logger.warning("planning again instead of using the recipe: %s", why)
     return None
+
+
+def given_for_backward(
+    source: PlanSource | None,
+    module: nn.Module,
+    group: dist.ProcessGroup | None,
+    options: Options,
+) -> Plan | Recipe | None:
+    """Return the plan that the user gives; None for one worker, which sends no messages."""
+    if source is None or group is None or group.size() == 1:
+        return None
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    given = given_plan(source, workers=group.size(), device=device, options=options)
+    plan = plan_in(given)
+    if plan is not None:
+        check_backward_alone(plan)
+    return given
+
+
+def check_backward_alone(plan: Plan) -> None:
+    """Refuse a plan for both passes."""
+    if plan.passes == "both":
+        raise RequestError(
+            "the plan is one for both passes; wrap the model with ShardedDataParallel, or plan for "
+            "backward"
+        )
 
 
 def plan_in(given: Plan | Recipe | None) -> Plan | None:

@@ -1,7 +1,6 @@
 """What every wrapper tells about itself."""
 
 import logging
-from typing import Any
 
 import msgspec
 import torch
@@ -17,6 +16,7 @@ from gradweave._src.measure.spans import SpanRecorder, aligned_timelines
 from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
 from gradweave._src.runtime.account import PlanningAccount
+from gradweave._src.runtime.all_ranks import require_all_ranks
 from gradweave._src.runtime.driver import Driver
 from gradweave._src.runtime.keeping import (
     Folder,
@@ -31,9 +31,10 @@ from gradweave._src.runtime.phase_news import PhaseNews, gather_news, known_typi
 from gradweave._src.runtime.plan_cache import PlanCache
 from gradweave._src.runtime.plan_source import device_name
 from gradweave._src.runtime.step_clock import KEPT_STEPS, StepClock
+from gradweave._src.session.explain import explanation
 from gradweave._src.session.findings import Findings
 from gradweave._src.session.healing import Sent
-from gradweave._src.session.kept_run import RankNotes, Training
+from gradweave._src.session.kept_run import RankNotes, StepLosses, Training
 from gradweave._src.session.link_times import link_times
 from gradweave._src.session.session import Session
 from gradweave._src.session.slow_ranks import (
@@ -68,7 +69,10 @@ class Planned:
     _clock_offset_s: float
 
     def account(self) -> PlanningAccount:
-        """Return what tells of this wrapper's planning, now and when the wrapper is gone."""
+        """Return an object that answers the same questions when this wrapper is gone.
+
+        It has ``plan``, ``findings()``, ``explain()`` and ``recipe()``, and keeps no model alive.
+        """
         return PlanningAccount(
             self._session,
             self._driver,
@@ -80,9 +84,9 @@ class Planned:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that is carried out; None while it is being found, and where nothing is planned.
+        """The plan in use. It is None while planning goes on, and where nothing is planned.
 
-        While densities warm up it is the best one for the present density.
+        While the density of compression warms up, it is the best plan for the present density.
         """
         return self.account().plan
 
@@ -91,8 +95,17 @@ class Planned:
         return replace(self.account().findings(), slow_ranks=self._slow_ranks)
 
     def explain(self) -> str:
-        """Say what was measured, tried and chosen, what that gains, and who is slow."""
-        return self.account().explain(who_is_slow=self._who_is_slow())
+        """Return a few sentences for people; it does not communicate.
+
+        They say what was measured, which plans were tried, which was chosen, how much faster a step
+        is, and which ranks are slow.
+        """
+        return explanation(
+            self.account().findings(),
+            workers=self.process_group.size(),
+            baseline=self._baseline,
+            who_is_slow=self._who_is_slow(),
+        )
 
     def slow_ranks(self, *, steps: int = KEPT_STEPS) -> tuple[SlowRank, ...]:
         """Return the ranks that let all others wait, the worst first; none where that may be noise.
@@ -102,7 +115,10 @@ class Planned:
         whether one link is slow.
 
         Raises:
-            RequestError: if ``steps`` is not between 20 and 64, or the wrapper is a copy.
+            RequestError: if ``steps`` is not between 20 and 64, a rank has timed fewer than 20, or
+                the wrapper is a copy; on all ranks that call it, if others do not within 80 % of
+                the process group's time-out.
+            CollectiveError: if the store of the process group does not answer.
         """
         if not LEAST_STEPS <= steps <= KEPT_STEPS:
             raise RequestError(f"steps must be between {LEAST_STEPS} and {KEPT_STEPS}, got {steps}")
@@ -111,6 +127,7 @@ class Planned:
         group = self.process_group
         if group.size() == 1:
             return ()
+        require_all_ranks(group, "slow_ranks")
         everyone = gather_news(group, news_of(self._clock.phases()[-steps:]))
         ranks, hosts = known_typical(everyone), [news.host for news in everyone]
         links = link_times(link_transfers(group, hosts))
@@ -145,26 +162,51 @@ class Planned:
         )
 
     def recipe(self) -> Recipe:
-        """Return what a restart can be given as ``plan``; RequestError where there is none yet."""
+        """Return the plan with what it was made from, for ``plan=`` of a restart.
+
+        It is the same on all ranks, so rank 0's is enough. `gradweave.write` makes a file of it.
+
+        Raises:
+            RequestError: if there is no recipe: planning goes on, or has chosen nothing.
+        """
         return self.account().recipe()
 
     def timeline(self) -> Timeline:
-        """Return the last step as this rank saw it; it needs ``timeline=True``."""
+        """Return the last step as this rank saw it; it is empty before the first one.
+
+        Raises:
+            RequestError: if the wrapper was made without ``timeline=True``.
+        """
         return self._recorded().timeline()
 
     def timelines(self) -> list[Timeline]:
         """Return the last step on every rank, on one clock.
 
-        Call it on every rank, between two steps. It needs ``timeline=True``. Where parameters are
-        gathered, the step begins at the end of the one before, which is where forward begins then.
+        Call it on every rank, between two steps. Where parameters are gathered, the step begins at
+        the end of the one before, which is where forward begins then.
+
+        Raises:
+            RequestError: if the wrapper was made without ``timeline=True``; on all ranks that call
+                it, if others do not within 80 % of the process group's time-out.
+            CollectiveError: if the store of the process group does not answer.
         """
-        return aligned_timelines(self._recorded(), self.process_group, self._clock_offset_s)
+        recorded = self._recorded()
+        require_all_ranks(self.process_group, "timelines")
+        return aligned_timelines(recorded, self.process_group, self._clock_offset_s)
 
     def metrics(self) -> Metrics:
-        """Return a few numbers of the last step, flat, for whatever draws curves.
+        """Return a few numbers of the last step as a flat dict, for whatever draws curves.
 
-        Call it in every step: no other rank is asked, and nothing is waited for. What nobody knows
-        yet is left out.
+        It may be called in every step: it asks no other rank and waits for no device. Keys whose
+        values are not known yet are missing.
+
+        - "step": how many steps have ended since the model was wrapped.
+        - "step_s": seconds of the last step, up to the end of its messages.
+        - "exposed_s": seconds of it in which this rank waited for messages and computed nothing.
+        - "overlap": the share of the messages' time that computing hides, from 0 to 1.
+        - "messages": how many messages a step sends.
+        - "stage": how far planning has come, such as "settled"; it is always there.
+        - "predicted_s": predicted seconds of an iteration with the present plan.
         """
         found = self.findings()
         if self._numbers is None:
@@ -173,25 +215,42 @@ class Planned:
             stage=str(found.stage), messages=self._messages(), predicted=found.predicted
         )
 
-    def save_run(self, folder: Folder, *, losses: Any = None) -> None:
+    def save_run(self, folder: Folder, *, losses: StepLosses | None = None) -> None:
         """Keep what is known of this training as the folder of a run, for `gradweave report`.
 
-        Call it on every rank, between two steps; rank 0 writes, and takes the place of what it had
-        written there before. ``losses`` are rank 0's, a number for each step since the model was
-        wrapped, or pairs of step, counted from 0, and loss. Measured timelines are in the folder
-        where the model was wrapped with timeline=True. Whatever goes wrong is raised on all ranks.
+        Call it on every rank, between two steps. Rank 0 writes, and replaces a run that the folder
+        held before. Measured timelines are kept if the model was wrapped with ``timeline=True``.
+
+        Args:
+            folder: where the run is kept.
+            losses: rank 0's losses, if they are to be drawn: a number for each step since the model
+                was wrapped, or pairs of step, counted from 0, and loss.
+
+        Raises:
+            RequestError: on all ranks, if no step has ended, losses do not fit the steps, the
+                folder cannot be written or holds other files and no run, which gradients torch
+                sends together is unknown, or the wrapper is a copy; on all ranks that call it, if
+                others do not within 80 % of the process group's time-out.
+            CollectiveError: if the store of the process group does not answer.
         """
         clock, group = self._clock, self.process_group
         if clock is None:
             raise RequestError("this is a copy, which notes nothing; save the wrapper that trains")
-        notes_timelines = self._recorder is not None
+        require_all_ranks(group, "save_run")
+        recorder = self._recorder
+        notes_timelines = recorder is not None
         ranks = gather_notes(
             group, lambda: rank_notes(clock, notes_timelines=notes_timelines), RankNotes
         )
         notes_timelines = all(rank.notes_timelines for rank in ranks)
-        timelines = self.timelines() if notes_timelines else []
+        timelines: list[Timeline] = []
+        if recorder is not None and notes_timelines:
+            timelines = aligned_timelines(recorder, group, self._clock_offset_s)
 
         def training() -> Training:
+            if not clock.steps:
+                ended = "was seen to end" if clock.begun else "has ended yet"
+                raise RequestError(f"no step {ended}; save the run after some steps")
             found = self.findings()
             order = () if found.trace is None else tuple(t.name for t in found.trace.tensors)
             return Training(
@@ -251,7 +310,7 @@ class Captures:
         self._has_told = False
 
     def has_begun(self, *, is_planning: bool) -> bool:
-        """Whether a graph is being captured; ask where a pass or a step begins or ends."""
+        """Return whether a graph is being captured; ask where a pass or a step begins or ends."""
         if torch.compiler.is_compiling() or not is_capturing(self._device):
             return False
         self._clock.looks_away()

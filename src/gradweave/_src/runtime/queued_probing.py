@@ -76,13 +76,17 @@ class QueuedProbing(Activity):
         self._stage = Stage.SENT
         self._say("")
 
-    def step_over(self) -> None:
+    def pass_over(self) -> None:
+        """Begin the round that was announced for this pass, as all ranks do."""
         if self._stage in {Stage.SAID, Stage.ANNOUNCED}:
             text = self._announcements.heard()
             if text is not None:
                 with suppress(RuntimeError, OSError):  # of the store: all begin this round
                     self._announcements.board.forget(self._topic)
                 self._begin(msgspec.json.decode(text, type=Round))
+
+    def step_over(self) -> None:
+        """Say what the last round took; on rank 0, announce the next when all have."""
         if self._stage is Stage.SENT and have_passed(self._clock, self._marks):
             self._say(msgspec.json.encode(self._taken_s()).decode())
         board = self._announcements.board

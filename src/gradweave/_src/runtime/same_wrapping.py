@@ -1,32 +1,36 @@
-"""Whether all ranks wrap alike: one small message says so before anything else is sent.
+"""Whether all ranks wrap alike: they compare it in the store before anything else is sent.
 
 Ranks with other options would send or wait for other messages than others: they would end in a
 time-out that names nothing, in an abort of torch's, or go on with other weights.
 """
 
 import inspect
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, is_dataclass
+from functools import wraps
 from hashlib import sha256
-from math import inf
-from typing import Any
-from weakref import WeakKeyDictionary
+from time import monotonic, sleep
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave._src.comm.groups import cloned_store
+from gradweave import __version__
+from gradweave._src.comm.groups import common_place
 from gradweave._src.comm.small_messages import all_say_the_same, gather_long_text
-from gradweave._src.errors import RequestError
+from gradweave._src.comm.stores import cloned_store
+from gradweave._src.errors import CollectiveError, RequestError
 from gradweave._src.in_time import in_time
 from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
-from gradweave._src.runtime.options import Options
+from gradweave._src.runtime.options import Options, check_names
+from gradweave._src.runtime.torch_arguments import asked_group
+from gradweave._src.torch_internals import group_timeout
 
 # Rank 0's counts, and a variable of the environment may be set on some hosts only.
 OF_RANK_0 = {"cache"}
@@ -41,36 +45,43 @@ OF_EACH_RANK = {
     "check_reduction",
     "gradient_as_bucket_view",
 }
-# Others come within milliseconds, as a rule; later on this rank asks whether one of them refuses.
-ASKED_AFTER_S, ASKED_EVERY_S, ANSWERED_WITHIN_S = 0.5, 0.1, 5.0
+# Keys of the store, below the place of a wrapper. What is over is so by all ranks' having come, or
+# by what one of them refuses.
+COME, OVER, LEFT = "wrapping/come", "wrapping/over", "wrapping/left"
+ALL_ARE_HERE = "all are here"
+# Others come within milliseconds, as a rule.
+ASKED_EVERY_S, ASKED_LATER_EVERY_S, PATIENCE = 0.0005, 0.1, 1.2
+ANSWERED_WITHIN_S = TOLD_WITHIN_S = 5.0
 # A message about differences names at most so many of each.
 MOST_FIELDS, MOST_RANKS, MOST_CHARACTERS = 3, 8, 120
 NOT_SAID = "not given"
-WRAPPER = "wrapper"  # the field that says which one
+# Fields of which another value means other fields.
+WRAPPER, VERSION = "wrapper", "gradweave's version"
 # Whoever gives torch nothing for one of these means that.
 MEANT_BY_NONE = {"broadcast_buffers": True, "forward_sync_buffers": True}
 
 Said = Mapping[str, str]
-
-# How often models were wrapped for a group. All ranks wrap in the same order, so a number is a
-# name.
-_wrapped: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+Answer = TypeVar("Answer")
+Given = ParamSpec("Given")
 
 
 class SameWrapping:
     """One call of a wrapper's constructor, which all ranks make together.
 
-    Without a group nothing is compared: torch will say that there is none.
+    ``store`` is a place for this wrapper in the group's store, the same on all ranks; None on all
+    of them where one has no store that can be used beside the group. Make this before anything is
+    refused: a message on the group, which no rank may leave behind there, finds that place. Without
+    a group nothing is compared: torch will say that there is none.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = None if group is None or group.size() == 1 else group
-        self._store: Store | None = None
-        self._ask_at_s = 0.0
+        self.store: Store | None = None
+        self._has_own_store = False
         if self._group is not None:
-            number = _wrapped.get(self._group, 0) + 1
-            _wrapped[self._group] = number
-            self._refused_key = f"gradweave, refused when wrapping number {number}"
+            own = cloned_store(self._group)
+            self._has_own_store = own is not None
+            self.store = common_place(self._group, own)
 
     @contextmanager
     def refusals_told(self) -> Iterator[None]:
@@ -81,61 +92,121 @@ class SameWrapping:
         try:
             yield
         except Exception as error:
-            if self._group is not None:
+            store = self.store
+            if self._group is not None and store is not None:
                 text = " ".join(str(error).split()) or type(error).__name__
+                told = f"rank {self._group.rank()}: {text}"
                 with suppress(RuntimeError, OSError):  # the store is gone, and others with it
-                    self._opened_store().set(
-                        self._refused_key, f"rank {self._group.rank()}: {text}"
-                    )
+                    in_time(lambda: store.set(OVER, told), limit_s=TOLD_WITHIN_S)
             raise
 
     def require_same(self, said: Said) -> None:
-        """Raise on all ranks where they do not say the same, or where one of them has refused."""
+        """Raise on all ranks where they do not say the same, or where one of them has refused.
+
+        Raises:
+            RequestError: on all ranks.
+            CollectiveError: where a rank does not come, or the store does not answer, within the
+                group's time-out.
+        """
         group = self._group
         if group is None:
             return
-        text = msgspec.json.encode(said).decode()
-        self._ask_at_s = time.monotonic() + ASKED_AFTER_S
-        try:
-            are_alike = all_say_the_same(group, text, while_waiting=self._raise_refusal_in_time)
-        except RuntimeError:  # a rank is gone, perhaps because it has refused
-            self._raise_refusal()
-            raise
+        reach = "in reach" if self._has_own_store else "out of reach"
+        text = msgspec.json.encode({VERSION: __version__, "the group's store": reach, **said})
+        if self.store is None:
+            are_alike = all_say_the_same(group, text.decode())
+        else:
+            are_alike = meet(group, self.store, sha256(text).hexdigest())
         if not are_alike:
-            texts = gather_long_text(group, text)
+            texts = gather_long_text(group, text.decode())  # all ranks are here
             everyone = [msgspec.json.decode(one, type=dict[str, str]) for one in texts]
             raise RequestError(
                 f"ranks wrap differently: {differences(everyone)}; wrap the same model alike on "
                 "every rank"
             )
 
-    def _raise_refusal_in_time(self) -> None:
-        if time.monotonic() >= self._ask_at_s:
-            self._ask_at_s = time.monotonic() + ASKED_EVERY_S
-            self._raise_refusal()
 
-    def _raise_refusal(self) -> None:
-        try:
-            refused = in_time(self._refusal, limit_s=ANSWERED_WITHIN_S)
-        except (RuntimeError, OSError):  # what happens to the message will say more
-            self._ask_at_s = inf
-            return
-        if refused is not None:
-            raise RequestError(f"another rank could not wrap its model: {refused}")
+def telling_unknown_names(wrap: Callable[Given, None]) -> Callable[Given, None]:
+    """Let a constructor that takes no other options than its own refuse others as it does theirs.
 
-    def _refusal(self) -> str | None:
-        store = self._opened_store()
-        if not store.check([self._refused_key]):
-            return None
-        return store.get(self._refused_key).decode()
+    Python refuses them before its first line, and other ranks would wait for this one in vain.
+    """
+    wrapper, _, _ = wrap.__qualname__.partition(".")
+    known = list(inspect.signature(wrap).parameters)
 
-    def _opened_store(self) -> Store:
-        if self._store is None:
-            assert self._group is not None
-            self._store = cloned_store(self._group)
-        if self._store is None:
-            raise RuntimeError("the group has no store that others can use beside it")
-        return self._store
+    @wraps(wrap)
+    def checked(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        group = asked_group({"process_group": kwargs.get("process_group")})
+        are_known = kwargs.keys() <= set(known)
+        with nullcontext() if are_known else SameWrapping(group).refusals_told():
+            check_names(wrapper, kwargs, known)
+            wrap(*args, **kwargs)
+
+    return checked
+
+
+def meet(group: dist.ProcessGroup, store: Store, digest: str) -> bool:
+    """Wait until all ranks have come, and return whether all have the same digest.
+
+    Nothing is sent on the group, where a rank that is refused would leave it behind.
+    """
+    timeout = group_timeout(group) or default_pg_timeout
+    meeting = _Meeting(store, digest, group.size(), until_s=monotonic() + timeout.total_seconds())
+    try:
+        return meeting.hold()
+    except (RuntimeError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CollectiveError(
+            f"rank {group.rank()} cannot learn whether all ranks wrap alike: {reason}"
+        ) from error
+
+
+class _Meeting:
+    """Ranks count themselves in a store, in all and by digest, and ask for one key until all have.
+
+    What a rank asks for does not grow with their number.
+    """
+
+    def __init__(self, store: Store, digest: str, ranks: int, *, until_s: float) -> None:
+        self._store, self._ranks, self._until_s = store, ranks, until_s
+        self._alike = f"wrapping/come with {digest}"
+
+    def hold(self) -> bool:
+        self._in_time(self._come)
+        pause_s = ASKED_EVERY_S
+        while (over := self._in_time(self._over)) is None:
+            sleep(pause_s)
+            pause_s = min(pause_s * PATIENCE, ASKED_LATER_EVERY_S)
+        if over != ALL_ARE_HERE:
+            raise RequestError(f"another rank could not wrap its model: {over}")
+        return self._in_time(self._leave)
+
+    def _come(self) -> None:
+        self._store.add(self._alike, 1)
+        if self._store.add(COME, 1) == self._ranks:
+            self._store.set(OVER, ALL_ARE_HERE)
+
+    def _over(self) -> str | None:
+        if self._store.check([OVER]):
+            return self._store.get(OVER).decode()
+        if monotonic() >= self._until_s:
+            come = int(self._store.get(COME))
+            raise TimeoutError(f"{come} of {self._ranks} ranks have come in time")
+        return None
+
+    def _leave(self) -> bool:
+        """Return whether all are alike; the last one to know leaves nothing behind."""
+        alike = int(self._store.get(self._alike))
+        if alike < self._ranks and self._store.add(f"{self._alike}, and left", 1) == alike:
+            for key in (self._alike, f"{self._alike}, and left"):
+                self._store.delete_key(key)
+        if self._store.add(LEFT, 1) == self._ranks:
+            for key in (self._alike, COME, OVER, LEFT):
+                self._store.delete_key(key)
+        return alike == self._ranks
+
+    def _in_time(self, call: Callable[[], Answer]) -> Answer:
+        return in_time(call, limit_s=max(ANSWERED_WITHIN_S, self._until_s - monotonic()))
 
 
 def differences(everyone: Sequence[Said]) -> str:
@@ -146,10 +217,12 @@ def differences(everyone: Sequence[Said]) -> str:
         for rank, said in enumerate(everyone):
             ranks_of[said.get(field, NOT_SAID)].append(rank)
         if len(ranks_of) > 1:
-            values = [f"{_short(value)} on {_named(ranks)}" for value, ranks in ranks_of.items()]
+            values = [
+                f"{_short(value)} on {named_ranks(ranks)}" for value, ranks in ranks_of.items()
+            ]
             found.append(f"{field} is {', '.join(values[:-1])} and {values[-1]}")
-            if field == WRAPPER:
-                break  # which has other fields
+            if field in {WRAPPER, VERSION}:
+                break
     more = len(found) - MOST_FIELDS
     return "; ".join(found[:MOST_FIELDS]) + (f"; and {more} more" if more > 0 else "")
 
@@ -204,7 +277,8 @@ def _said(value: object) -> str:
     return repr(value) if is_value else type(value).__name__
 
 
-def _named(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return such texts as ``rank 3``, or ``ranks 0, 1``, of which many are not named."""
     named = ", ".join(map(str, ranks[:MOST_RANKS]))
     more = len(ranks) - MOST_RANKS
     if more > 0:

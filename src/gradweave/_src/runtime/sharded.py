@@ -10,8 +10,8 @@ a shard only.
 import logging
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NoReturn, Self
 
@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer
 from gradweave._src.clocks import clock_for
 from gradweave._src.comm.groups import world_group
 from gradweave._src.comm.lanes import lanes_for
-from gradweave._src.comm.own_group import OwnGroup
+from gradweave._src.comm.own_group import MakeSameRanks, OwnGroup
 from gradweave._src.comm.small_messages import broadcast_bytes
 from gradweave._src.device_order import Order, wait_for
 from gradweave._src.errors import CollectiveError, RequestError
@@ -49,6 +49,7 @@ from gradweave._src.runtime.same_wrapping import (
     given_said,
     options_said,
     plan_said,
+    telling_unknown_names,
 )
 from gradweave._src.runtime.shards import OwnedPart
 from gradweave._src.runtime.step_clock import KEPT_STEPS, StepClock
@@ -72,10 +73,11 @@ BASELINE = "the first buckets"
 
 
 class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
-    """A wrapper whose ``parameters()`` are this rank's shards of the model's.
+    """Wrap a model for data-parallel training in which each rank updates a shard of each parameter.
 
-    Use it where communication is to run beside backward and beside the next forward, or where
-    optimizer state must be shared out; docs/sharded.md says when that pays. Wrap the model, then
+    Gradients are reduce-scattered during backward, and parameters all-gathered during the next
+    forward. Use it where messages are to hide behind both passes, or where optimizer state must be
+    shared out; docs/sharded.md says when that pays. Wrap the model, then
     make the optimizer from ``wrapper.parameters()`` (``named_parameters()`` for groups); everything
     else is as with DistributedDataParallel. The model's own parameters are complete, and the same
     on all ranks, wherever a module reads them and in ``state_dict()``; to read them elsewhere call
@@ -86,30 +88,35 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
 
     Args:
         module: the model.
-        planner: which plan to try first, as `gradweave plan --planner`.
+        planner: the planner whose plan is tried first; `gradweave list planners` has them.
         plan: a Plan or Recipe, or a file of one: nothing is recorded or tried. With one for the
             backward pass alone nothing is sharded: gradients are all-reduced.
         cache: a folder for the plans that are found, with which the next run begins, as
             DistributedDataParallel has it (default: GRADWEAVE_CACHE; empty: none).
-        collective: "auto", or how every bucket travels: "ring", "halving-doubling", "native".
+        collective: "auto", or one name for all buckets: "ring", "halving-doubling", "native".
         process_group: the ranks that train together (default: all).
         broadcast_buffers: whether rank 0's buffers go to all before each forward pass.
-        record_steps: how many steps are recorded, after two for warming up.
+        record_steps: how many steps are recorded, after two for warming up; at least 1.
         trial_steps: how many steps a plan is timed for in each of its turns; 0 trusts the
             prediction.
-        replan_when: plan again when steps take another time by this share.
+        replan_when: plan again when the median of 20 steps differs by more than this share from the
+            time when the plan was chosen, such as 0.25 for 25 %; above 0 (default: never, except
+            with ``cache``).
         timeline: note when each message travelled, for ``timelines()``.
         make_group: makes another process group of the same ranks; it is called once for each thread
             that sends messages, and as often for those beside the training.
-        elementwise: classes of optimizers, beside torch's, that update each element by itself:
-            others are warned of, for a shard is a flat part of a parameter.
-        updates_by_bucket: a step of the optimizer updates the bucket that forward needs first, and
-            the others while it travels. That is for ranks whose cores idle meanwhile.
+        elementwise: your own optimizer classes that update each element independently; others than
+            torch's cause a warning, for a shard is a flat part of a parameter.
+        updates_by_bucket: update and send one bucket after the other, the one that forward needs
+            first, so that it travels while others are updated. That is for ranks whose cores idle
+            meanwhile.
 
     Raises:
         RequestError: if an option means nothing, options differ between ranks, or the model cannot
             be sharded; one line, on all ranks.
         PlanMismatch: if the given plan is not one for this model.
+        CollectiveError: here, in backward or in the next forward, if another rank is gone, is
+            silent or disagrees.
 
     Examples:
         >>> model = gradweave.ShardedDataParallel(model)
@@ -120,6 +127,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
 
     _baseline = BASELINE
 
+    @telling_unknown_names
     def __init__(
         self,
         module: nn.Module,
@@ -193,36 +201,38 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
                 task, given=given, is_remembered=is_remembered, speaks=group.rank() == 0
             )
         plans = self._session is not None and (given is None or task.replan_when is not None)
-        live = weakref.ref(self)  # nothing may keep the wrapper: it has to go before its group
-        self._engine = FlatEngine(
-            module,
-            self._full,
-            group,
-            make_group=make_group,
-            first_plan=first,
-            clock=clock,
-            recorder=self._recorder,
-            on_step_over=lambda: _alive(live).end_step(),
-            elementwise=elementwise,
-            updates_by_bucket=updates_by_bucket,
-        )
-        lanes = lanes_for(self._device) if plans else 0
-        own_groups = [OwnGroup(group, make_group) for _ in range(lanes)]
-        self._driver: Driver | None = None
-        can_tell_others = group.size() > 1 and Noticeboard.can_be_made(group)
-        board = Noticeboard(group) if can_tell_others else None
-        self._news = None if board is None else PhaseNews(board, clock)
-        if self._session is not None and plans and board is not None:
-            instruments = Instruments(
+        with ExitStack() as opened:  # and closed again where something fails
+            self._engine = FlatEngine(
                 module,
                 self._full,
-                board,
-                own_groups,
-                on_recording=partial(setattr, self._engine, "is_recorded"),
+                group,
+                make_group=make_group,
+                first_plan=first,
+                clock=clock,
+                recorder=self._recorder,
+                # Nothing may keep the wrapper: it has to go before its group.
+                on_step_over=partial(_call_on_live, weakref.WeakMethod(self._end_step)),
+                elementwise=elementwise,
+                updates_by_bucket=updates_by_bucket,
             )
-            self._driver = Driver(self._session, self._engine, instruments, board)
-        clock.stage_begins(str(self.findings().stage))
-        closing = weakref.finalize(self, _close, self._driver, self._engine, own_groups)
+            opened.callback(self._engine.close)
+            lanes = lanes_for(self._device) if plans else 0
+            own_groups = [_opened_group(opened, group, make_group) for _ in range(lanes)]
+            self._driver: Driver | None = None
+            board = None if wrapping.store is None else Noticeboard(group, wrapping.store)
+            self._news = None if board is None else PhaseNews(board, clock)
+            if self._session is not None and plans and board is not None:
+                instruments = Instruments(
+                    module,
+                    self._full,
+                    board,
+                    own_groups,
+                    on_recording=partial(setattr, self._engine, "is_recorded"),
+                )
+                self._driver = Driver(self._session, self._engine, instruments, board)
+                opened.callback(self._driver.close)
+            clock.stage_begins(str(self.findings().stage))
+            closing = weakref.finalize(self, opened.pop_all().close)
         # Not at exit: a thread that waits for a dead peer would keep the script from ending.
         closing.atexit = False
 
@@ -251,7 +261,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             logger.error("%s: %s", where, error)  # noqa: TRY400 it is raised, too
             raise CollectiveError(f"{where}: {error}") from error
 
-    def end_step(self) -> None:
+    def _end_step(self) -> None:
         """Take a step of planning after all shards were stepped, where ranks come alike."""
         if self._driver is not None and not self._captures.has_begun(is_planning=True):
             self._driver.step_over()
@@ -265,7 +275,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Add up gradients of the passes inside; they travel with those of the next pass."""
+        """Only add up gradients in this block; the next pass outside of it sends their sum."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -273,7 +283,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             self.require_backward_grad_sync = before
 
     def join(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: a rank without data would still have to update its shards."""
+        """Raise RequestError: a rank without data would still have to update its shards."""
         del args, kwargs
         raise RequestError(
             "ShardedDataParallel has no join(): every rank updates its shard in every step; give "
@@ -281,11 +291,19 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         )
 
     def join_hook(self, **kwargs: Any) -> NoReturn:
-        """Return what torch.distributed.algorithms.Join asks for."""
+        """Raise RequestError, as ``join`` does, where torch.distributed.algorithms.Join asks."""
         self.join(**kwargs)
 
     def slow_ranks(self, *, steps: int = KEPT_STEPS) -> tuple[SlowRank, ...]:
-        """Return what DistributedDataParallel does; what is on its way arrives first."""
+        """Return the ranks that let all others wait, the worst first.
+
+        It waits for parameters that are on their way, and then does what that of
+        DistributedDataParallel does: call it on every rank, between two steps.
+
+        Raises:
+            RequestError: if ``steps`` is not between 20 and 64, a rank has timed fewer than 20, or
+                other ranks do not call it.
+        """
         self.synchronise()
         return super().slow_ranks(steps=steps)
 
@@ -306,7 +324,11 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         recurse: bool = True,  # noqa: FBT001, FBT002 torch's signature
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield this rank's shards, flat, some of them empty, and frozen parameters as they are."""
+        """Yield names and this rank's shards.
+
+        A shard is a flat part of a parameter, and may be empty; parameters that were frozen when
+        the model was wrapped are whole.
+        """
         found = super().named_parameters(prefix, recurse, remove_duplicate)
         shards = self._engine.shards.by_name
         shard_of = {full: shards[name] for name, full in self._full.items()}
@@ -314,18 +336,21 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             yield name, shard_of.get(parameter, parameter)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 torch's signature
-        """Zero gradients, and forget what passes under ``no_sync`` have added up unseen."""
+        """Zero the gradients of all shards, and drop what passes under no_sync() have added up."""
         super().zero_grad(set_to_none)
         self._engine.forget_gradients()
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:  # noqa: FBT001, FBT002
-        """Freeze the model, or go on with it; optimizers leave alone what is frozen."""
+        """Freeze or unfreeze all parameters of the model; optimizers skip frozen ones."""
         self.module.requires_grad_(requires_grad)
         return self
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Clip as torch.nn.utils.clip_grad_norm_ does, by the norm over all ranks' shards."""
+        """Clip as torch.nn.utils.clip_grad_norm_ does, by the norm over all ranks' shards.
+
+        Call it on every rank. It returns the norm before clipping, in float64.
+        """
         norm = torch.nn.utils.get_total_norm(self._engine.shards.counted_gradients(), norm_type)
         norm = norm.to(self._device, torch.float64)  # alike without any
         options = dist.AllreduceOptions()
@@ -338,23 +363,36 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         return norm
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the whole model's, with the names that DistributedDataParallel's has."""
+        """Return the state dict of the whole model, the same on every rank.
+
+        Its names are those that DistributedDataParallel uses.
+        """
         self.synchronise()
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the same on every rank."""
+        """Load the state dict of a whole model; every rank must be given the same.
+
+        Raises:
+            RequestError: if ``assign`` is True.
+        """
         if kwargs.get("assign"):
             raise RequestError("parameters lie in buckets; load with assign=False")
         self.synchronise()
         return super().load_state_dict(*args, **kwargs)
 
     def optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the state of all shards together, as if the whole model were optimized here."""
+        """Return the optimizer's state as if it held the whole model.
+
+        Call it on every rank: it communicates.
+        """
         return self._engine.whole_state(optimizer)
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """Take over this rank's part of what ``optimizer_state_dict`` returned."""
+        """Give the optimizer this rank's part of what ``optimizer_state_dict`` returned.
+
+        Call it on every rank.
+        """
         self._engine.load_whole_state(optimizer, state)
 
     @property
@@ -372,13 +410,17 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         return self._engine.plan
 
     def owned(self, name: str) -> OwnedPart | None:
-        """Say which elements of a parameter this rank updates by the present plan."""
+        """Return which elements of the parameter this rank updates.
+
+        It is None if no gradient of that name travels. It may change when the plan does.
+        """
         return self._engine.shards.owned(name) if name in self._full else None
 
-    def know(self, optimizer: Optimizer) -> None:
-        """Let what the optimizer keeps, once it has been given that, go with its elements.
+    def register_optimizer(self, optimizer: Optimizer) -> None:
+        """Move this optimizer's state with its elements when the plan changes.
 
-        Optimizers of torch's that have taken a step are known.
+        Call it on every rank after the optimizer was given a state from elsewhere. Optimizers of
+        torch's that have taken a step are registered already.
         """
         self._engine.know(optimizer)
 
@@ -400,20 +442,19 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         )
 
 
-def _alive(wrapper: "weakref.ref[ShardedDataParallel]") -> ShardedDataParallel:
-    live = wrapper()
+def _call_on_live(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
+    live = method()
     if live is None:
         raise RequestError("the wrapper is gone, and its shards are stepped; keep it")
-    return live
+    live()
 
 
-def _close(driver: Driver | None, engine: FlatEngine, own_groups: Sequence[OwnGroup]) -> None:
-    """Close everything, each thing before what it uses."""
-    if driver is not None:
-        driver.close()
-    engine.close()
-    for own_group in own_groups:
-        own_group.close()
+def _opened_group(
+    opened: ExitStack, group: dist.ProcessGroup, make_group: MakeSameRanks | None
+) -> OwnGroup:
+    made = OwnGroup(group, make_group)
+    opened.callback(made.close)
+    return made
 
 
 def _task(options: Options, workers: int, *, is_remembered: bool = False) -> PlanningTask:

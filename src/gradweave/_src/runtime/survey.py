@@ -50,6 +50,7 @@ class Survey(Activity):
         self._steps_left, self._to_record = WARMUP_STEPS + steps, steps
         self._marked: list[Marks] = []  # what is not over yet
         self._observed: list[Iteration] = []
+        self._last: Marks | None = None  # of the step that is not over yet
         self._batch_size = 1
         self._passes, self._passes_by_step = 0, list[int]()
         self._open = ExitStack()
@@ -59,20 +60,30 @@ class Survey(Activity):
     def forward_begins(self, batch_size: int) -> None:
         self._batch_size = batch_size
         self._passes += 1
-        self._observer.begin()
+        self._look()
 
     def step_over(self) -> None:
-        marks = self._observer.marks()
-        self._observer.begin()
+        self._look()
+        marks, self._last = self._last, None
         passes, self._passes = self._passes, 0
         if self._steps_left == 0:
             return
         self._steps_left -= 1
-        if self._steps_left < self._to_record and marks is not None and marks.ready:
+        if self._steps_left < self._to_record and marks is not None:
             self._marked.append(marks)
             self._passes_by_step.append(max(1, passes))
         if self._steps_left == 0:
             self._open.close()  # until all ranks have been told there is nothing more to note
+
+    def _look(self) -> None:
+        """Keep what was marked if it had a backward pass: more may follow before a step is over.
+
+        This rank may call the model without one, or without synchronisation.
+        """
+        marks = self._observer.marks()
+        if marks is not None and marks.ready:
+            self._last = marks
+        self._observer.begin()
 
     def part(self) -> RankSurvey | Failed | None:
         """Return what this rank has found; None while it goes on, here or on an accelerator."""

@@ -6,21 +6,35 @@ from typing import Any
 
 import torch
 
+# So many are looked at; whoever gives a model millions of numbers in lists gives it no tensors.
+MOST_VALUES = 100_000
+
 
 def batch_size(inputs: tuple[Any, ...]) -> int:
-    """Return the batch size of the first tensor that has one."""
+    """Return the batch size of the first tensor that has one; 1 where none is found."""
     sizes = (tensor.shape[0] for tensor in tensors_in(inputs) if tensor.dim() > 0)
     return max(1, next(sizes, 1))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors_in(part)
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_in([getattr(value, field.name, None) for field in fields(value)])
+    """Yield the tensors in a value, in order; of what is too large or in itself, the first ones."""
+    waiting, seen = [value], dict[int, Any]()  # which keeps them: an id is not used again
+    for _ in range(MOST_VALUES):
+        if not waiting:
+            return
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif id(value) not in seen and (parts := _parts(value)) is not None:
+            seen[id(value)] = value
+            waiting += reversed(parts)
+
+
+def _parts(value: Any) -> list[Any] | None:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, list | tuple):
+        return list(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in fields(value)]
+    return None

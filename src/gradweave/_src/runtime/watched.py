@@ -20,6 +20,7 @@ from gradweave._src.measure.backward import slowest_rank, trace_of
 from gradweave._src.measure.spans import SpanRecorder, aligned_timelines
 from gradweave._src.network import Network
 from gradweave._src.plan import Plan
+from gradweave._src.runtime.all_ranks import require_all_ranks
 from gradweave._src.runtime.keeping import (
     Folder,
     gather_notes,
@@ -38,6 +39,7 @@ from gradweave._src.session.explain import explanation
 from gradweave._src.session.findings import Findings, Stage
 from gradweave._src.session.kept_run import (
     RankNotes,
+    StepLosses,
     Training,
     network_from,
     predicted_of,
@@ -125,7 +127,10 @@ class Watched:
         closing.atexit = False
 
     def metrics(self) -> Metrics:
-        """Return a few numbers of the last step, as the wrappers of Gradweave have them."""
+        """Return a few numbers of the last step, as the wrappers of Gradweave have them.
+
+        The keys are those of ``DistributedDataParallel.metrics``, without "predicted_s".
+        """
         return self._numbers.of(
             stage=self._clock.stages[-1].stage,
             messages=self._recorder.message_count(),
@@ -133,30 +138,50 @@ class Watched:
         )
 
     def timeline(self) -> Timeline:
-        """Return the last step as this rank saw it."""
+        """Return the last step as this rank saw it; it is empty before the first one."""
         return self._recorder.timeline()
 
     def timelines(self) -> list[Timeline]:
         """Return the last step on every rank, on one clock.
 
         Call it on every rank, between two steps.
+
+        Raises:
+            RequestError: if the wrapper is gone; on all ranks that call it, if others do not within
+                80 % of the process group's time-out.
+            CollectiveError: if the store of the process group does not answer.
         """
         group = self._group
+        require_all_ranks(group, "timelines")
         return aligned_timelines(self._recorder, group, clock_offset_s(group))
 
     def save_run(
-        self, folder: Folder, *, losses: Any = None, network: Network | None = None
+        self, folder: Folder, *, losses: StepLosses | None = None, network: Network | None = None
     ) -> None:
         """Keep what is known of this training as the folder of a run, for `gradweave report`.
 
-        Call it on every rank, between two steps, while the wrapper lives. Everything is as
-        DistributedDataParallel of Gradweave has it. What messages cost is learnt from those of the
-        last steps, unless rank 0 has a ``network``, such as `gradweave.calibrate` measures.
+        Call it on every rank, between two steps, while the wrapper lives. Rank 0 writes, and
+        replaces a run that the folder held before.
+
+        Args:
+            folder: where the run is kept.
+            losses: rank 0's losses, if they are to be drawn: a number for each step since the first
+                one, or pairs of step, counted from 0, and loss.
+            network: rank 0's network, such as `gradweave.calibrate` measures (default: what the
+                messages of the last steps tell).
+
+        Raises:
+            RequestError: on all ranks, if no step was taken, losses do not fit the steps, the
+                folder cannot be written or holds other files and no run, or the wrapper is gone;
+                on all ranks that call it, if others do not within 80 % of the process group's
+                time-out.
+            CollectiveError: if the store of the process group does not answer.
         """
         group = self._group
         clock = self._clock
+        require_all_ranks(group, "save_run")
         ranks = gather_notes(group, self._notes, WatchedNotes)
-        timelines = self.timelines()
+        timelines = aligned_timelines(self._recorder, group, clock_offset_s(group))
 
         def training() -> Training:
             plan = self._plan()

@@ -79,7 +79,7 @@ def _watch(processes: Sequence["subprocess.Popen[bytes]"], most_s: float) -> str
     while any(process.poll() is None for process in processes):
         failed = [rank for rank, one in enumerate(processes) if one.poll() not in {None, 0}]
         if failed:
-            time.sleep(ENDED_WITHIN_S)
+            _wait_for_others(processes)
             break
         if time.monotonic() > deadline_s:
             stuck = [str(rank) for rank, one in enumerate(processes) if one.poll() is None]
@@ -91,6 +91,12 @@ def _watch(processes: Sequence["subprocess.Popen[bytes]"], most_s: float) -> str
         return None
     rank, code = next(iter(failed_codes.items()))
     return f"rank {rank} ended with exit code {code}"
+
+
+def _wait_for_others(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+    deadline_s = time.monotonic() + ENDED_WITHIN_S
+    while any(one.poll() is None for one in processes) and time.monotonic() < deadline_s:
+        time.sleep(POLLED_EVERY_S)
 
 
 def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gradweave._src.compression import Compression
 from gradweave._src.network import Network
-from gradweave._src.plan import Plan, merge
+from gradweave._src.plan import Bucket, Plan, merge
 from gradweave._src.planning import make_plan
 from gradweave._src.planning.baselines import UNIFORM_MIB, closed_at
 from gradweave._src.planning.joint import plan_among
@@ -25,11 +25,17 @@ WORTH_A_THREAD = 0.10
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """A plan that may be tried, and what an iteration is predicted to take with it."""
+    """A plan that may be tried; ``Trial.candidate`` is one.
+
+    Attributes:
+        plan: the plan.
+        predicted_s: predicted seconds of an iteration with it.
+        is_baseline: whether this is what would be sent without planning.
+    """
 
     plan: Plan
     predicted_s: float
-    is_baseline: bool = False  # what would be sent without planning
+    is_baseline: bool = False
 
 
 def shortlist(
@@ -75,10 +81,12 @@ def shortlist(
     uniform = (candidate(planned(f"fixed:{size:g}MiB")) for size in UNIFORM_MIB)
     best_uniform = min(uniform, key=lambda one: one.predicted_s)
     found = [*(candidate(planned(name)) for name in names), best_uniform]
-    unique = {one.plan.buckets: one for one in reversed(found)}
+    unique: dict[tuple[Bucket, ...], Candidate] = {}
+    for one in found:
+        unique.setdefault(one.plan.buckets, one)
     baseline = candidate(unplanned)
     unique.pop(baseline.plan.buckets, None)
-    return [*reversed(unique.values()), replace(baseline, is_baseline=True)]
+    return [*unique.values(), replace(baseline, is_baseline=True)]
 
 
 def travels_for(

@@ -29,6 +29,7 @@ from gradweave._src.session.trials import (
     Trial,
     Visit,
     outcome,
+    with_visit,
 )
 
 # How many plans may be tried against what is sent.
@@ -158,13 +159,13 @@ def _confirmed(known: Knowledge, chosen: Trial) -> Contest:
 
 
 def _keeps_errors(plan: Plan) -> bool:
-    """Whether it carries over what rounding drops."""
+    """Return whether it carries over what rounding drops."""
     compressions = [bucket.compression for bucket in plan.buckets if bucket.compression]
     return any(compression.rounding in KEEPS_ERRORS for compression in compressions)
 
 
 def _has_time_for(known: Knowledge, *, visits: int) -> bool:
-    """Whether so many visits, a search for the next plan and confirming the last one fit in."""
+    """Return whether so many visits fit in, a search for the next plan, and confirming one."""
     afterwards = AGREEING_STEPS + STEPS_TO_CONFIRM + STEPS_TO_PAY
     return known.has_time_for(visits * known.task.steps_per_visit + afterwards)
 
@@ -181,7 +182,7 @@ def _visited(
     yield Install(trial.candidate.plan, notes_messages=is_noted)
     timed: StepsTimed = yield TimeSteps(steps or known.task.visit_steps, SETTLING_STEPS, hopeless_s)
     known.samples += timed.samples
-    return _note(known, trial.with_visit(Visit(steps_s=timed.steps_s, is_noted=is_noted)))
+    return _note(known, with_visit(trial, Visit(steps_s=timed.steps_s, is_noted=is_noted)))
 
 
 def _note(known: Knowledge, trial: Trial) -> Trial:

@@ -15,7 +15,7 @@ from gradweave._src.session.commands import (
     TakeSteps,
     TimeSteps,
 )
-from gradweave._src.session.findings import Findings, Stage
+from gradweave._src.session.findings import Findings, Stage, step_of_s
 from gradweave._src.session.trials import Trial
 from gradweave._src.simulation import simulate
 from gradweave._src.trace import Trace
@@ -130,7 +130,7 @@ def _taken(found: Findings) -> str:
     taken = f"planning took {found.planning_steps} steps, {found.planning_s:.1f} s"
     if found.regret_steps is None:
         return taken
-    return f"{taken}, {max(0.0, found.regret_steps):.1f} steps longer than with the plan"
+    return f"{taken}, and cost the time of {max(0.0, found.regret_steps):.1f} more steps"
 
 
 def _cost(found: Findings) -> list[str]:
@@ -156,17 +156,20 @@ def _other_ways(found: Findings, workers: int) -> list[str]:
         trace,
         network,
         workers=workers,
-        than_s=found.step_of_s(now.iteration_s),
+        than_s=step_of_s(found, now.iteration_s),
         passes=found.passes,
+        roundings=found.may_round_to,
     )
     if not faster:
         return []
     said = ", ".join(map(_said, faster[:MOST_OTHER_WAYS]))
-    return [f"Among other ways, predicted: {said}; {faster[0].name} by {faster[0].code}."]
+    unsure = "a format that was not measured is priced by its bytes alone"
+    how = f"For {faster[0].name} write {faster[0].code}."
+    return [f"Not tried, but predicted to be faster: {said}; {unsure}. {how}"]
 
 
 def _said(option: Option) -> str:
-    return f"{option.name} {option.step_s * 1e3:.1f} ms ({option.gain:.2f}x, {option.changes})"
+    return f"{option.name} {option.step_s * 1e3:.1f} ms ({option.gain:.2f}x; {option.changes})"
 
 
 def _sentence(text: str) -> str:
@@ -189,13 +192,21 @@ def _tried(found: Findings, plan: Plan, baseline: str) -> list[str]:
     for trial in found.trials:
         tried = trial.candidate.plan
         name = baseline if trial.candidate.is_baseline else tried.planner
-        times = " and ".join(f"{taken_s * 1e3:.1f}" for taken_s in trial.rounds_s)
         lines.append(
             f"Tried: {name}, {_buckets(tried)}: predicted "
-            f"{found.step_of_s(trial.candidate.predicted_s) * 1e3:.1f} ms {of}, a step took "
-            f"{times} ms{' (chosen)' if tried == plan else ''}."
+            f"{step_of_s(found, trial.candidate.predicted_s) * 1e3:.1f} ms {of}, a step took "
+            f"{_taken_in(trial)}{' (chosen)' if tried == plan else ''}."
         )
     return lines
+
+
+def _taken_in(trial: Trial) -> str:
+    """Say what is compared, and where it sums up several turns, what a step took in each."""
+    taken = f"{trial.step_s * 1e3:.1f} ms"
+    if len(trial.visits) == 1:
+        return taken
+    turns = ", ".join(f"{taken_s * 1e3:.1f}" for taken_s in trial.rounds_s)
+    return f"{taken} ({turns} in {len(trial.visits)} turns)"
 
 
 def _gain(
@@ -220,7 +231,7 @@ def _gain(
     return [
         f"Chosen: {_buckets(plan)}, planned by {plan.planner}.",
         f"A step is {ratio:.2f}x as fast as with {baseline}.",
-        f"Communication that nothing hides, predicted: {exposed}.",
+        f"A step waits for messages, predicted: {exposed}.",
     ]
 
 

@@ -16,12 +16,21 @@ from gradweave._src.trace import Trace
 
 
 class Stage(StrEnum):
-    """How far planning has come; its members are texts, such as "settled"."""
+    """How far planning has come; its members are texts, such as "settled".
+
+    Attributes:
+        NOT_BEGUN: no step was taken yet.
+        RECORDING: it is recorded when gradients are ready.
+        LEARNING: messages tell what the network costs.
+        WARMING_UP: the density of compression still changes; a plan for the present one is in use.
+        TRYING: plans are timed in training steps.
+        SETTLED: planning is over, with a plan or without.
+    """
 
     NOT_BEGUN = "not begun"
-    RECORDING = "recording"  # when gradients are ready
-    LEARNING = "learning"  # what messages cost
-    WARMING_UP = "warming up"  # by a plan for the present density
+    RECORDING = "recording"
+    LEARNING = "learning"
+    WARMING_UP = "warming up"
     TRYING = "trying"
     SETTLED = "settled"
 
@@ -30,29 +39,53 @@ class Findings(Struct, frozen=True, kw_only=True):
     """What planning has found out so far; ``findings()`` of a wrapper returns it.
 
     What is not known yet, or will never be, is None; ``note`` then says why.
+
+    Attributes:
+        stage: how far planning has come.
+        steps: how many steps planning has seen since the first one.
+        elapsed_s: seconds that those steps took, as far as planning was told.
+        most_steps: the step after which planning ends at the latest.
+        waits_for: what planning waits for, in words, while it goes on.
+        trace: when each gradient is ready, as recorded on the slowest rank.
+        passes: backward passes in a step; the trace is of the last, others only add to gradients.
+        network: what messages cost, as learnt from this training.
+        trials: the plans that were timed in training steps.
+        plan: the plan in use.
+        is_given: whether the user has given the plan.
+        is_remembered: whether the plan is that of an earlier run.
+        predicted: the predicted timeline of an iteration with the plan.
+        baseline_step_s: seconds that a step took with the buckets that the wrapper began with.
+        step_s: seconds that a step took when the plan was chosen.
+        planning_steps: how many steps planning took; None until it is over, or if there was none.
+        planning_s: seconds that those steps took.
+        may_round_to: the formats that plans may round gradients to, such as "bf16".
+        is_whole: whether the whole model is one bucket, as ``whole_model`` of compression asks for.
+        worth: whether compression pays.
+        slow_ranks: who was slow when ``slow_ranks()`` was last called.
+        note: why there is no plan, or none better than at first, or no verdict on compression.
     """
 
     stage: Stage = Stage.NOT_BEGUN
-    steps: int = 0  # taken by now, since the first
-    elapsed_s: float = 0.0  # as far as it was told
-    most_steps: int | None = None  # after which planning ends, while it goes on
-    waits_for: str | None = None  # in words, while planning goes on
+    steps: int = 0
+    elapsed_s: float = 0.0
+    most_steps: int | None = None
+    waits_for: str | None = None
     trace: Trace | None = None
-    passes: int = 1  # in a step; the trace is of the last, the others only add to gradients
+    passes: int = 1
     network: Network | None = None
     trials: tuple[Trial, ...] = ()
     plan: Plan | None = None
-    is_given: bool = False  # the plan, by the user
-    is_remembered: bool = False  # the plan, by an earlier run
+    is_given: bool = False
+    is_remembered: bool = False
     predicted: Timeline | None = None
-    baseline_step_s: float | None = None  # what a step took with what the wrapper began with
-    step_s: float | None = None  # what a step took when the plan was chosen
-    planning_steps: int | None = None  # that planning took; None: there was none, or not yet
+    baseline_step_s: float | None = None
+    step_s: float | None = None
+    planning_steps: int | None = None
     planning_s: float | None = None
-    is_whole: bool = False  # one bucket, without a plan: everything is selected from at once
-    worth: Verdict | None = None  # of compression
-    slow_ranks: tuple[SlowRank, ...] = ()  # when all ranks were last asked
-    # Why there is no plan, or none better than what the wrapper began with, or no verdict.
+    may_round_to: tuple[str, ...] = ()
+    is_whole: bool = False
+    worth: Verdict | None = None
+    slow_ranks: tuple[SlowRank, ...] = ()
     note: str | None = None
 
     @property
@@ -61,11 +94,6 @@ class Findings(Struct, frozen=True, kw_only=True):
         if self.step_s is None or self.baseline_step_s is None:
             return None
         return self.baseline_step_s / self.step_s
-
-    def step_of_s(self, iteration_s: float) -> float:
-        """Return what a step takes whose last pass takes so long, messages included."""
-        others_s = 0.0 if self.trace is None else (self.passes - 1) * self.trace.compute_s
-        return iteration_s + others_s
 
     @property
     def regret_steps(self) -> float | None:
@@ -82,18 +110,25 @@ class Findings(Struct, frozen=True, kw_only=True):
         """Whether there is a recipe: before planning has settled, a plan may be one for a while."""
         return self.stage is Stage.SETTLED and None not in (self.plan, self.trace, self.network)
 
-    def recipe(self, *, workers: int, device: str, why_not: str) -> Recipe:
-        """Return what a restart can reuse, or raise RequestError with ``why_not``."""
-        if not self.are_reusable:
-            raise RequestError(f"there is no recipe: {why_not}")
-        assert self.plan is not None
-        assert self.trace is not None
-        assert self.network is not None
-        return Recipe(
-            workers=workers,
-            device=device,
-            plan=self.plan,
-            trace=self.trace,
-            network=self.network,
-            step_s=self.step_s,
-        )
+
+def step_of_s(found: Findings, iteration_s: float) -> float:
+    """Return what a step takes whose last pass takes so long, messages included."""
+    others_s = 0.0 if found.trace is None else (found.passes - 1) * found.trace.compute_s
+    return iteration_s + others_s
+
+
+def recipe_of(found: Findings, *, workers: int, device: str, why_not: str) -> Recipe:
+    """Return what a restart can reuse, or raise RequestError with ``why_not``."""
+    if not found.are_reusable:
+        raise RequestError(f"there is no recipe: {why_not}")
+    assert found.plan is not None
+    assert found.trace is not None
+    assert found.network is not None
+    return Recipe(
+        workers=workers,
+        device=device,
+        plan=found.plan,
+        trace=found.trace,
+        network=found.network,
+        step_s=found.step_s,
+    )

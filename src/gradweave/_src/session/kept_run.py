@@ -123,7 +123,11 @@ def account_of(found: Findings, explanation: str) -> Account:
     )
 
 
-def losses_of(given: Any, training: Training) -> Losses | None:
+# Of each step since the model was wrapped, or with the number of the step, counted from 0.
+StepLosses = Iterable[float] | Iterable[tuple[int, float]]
+
+
+def losses_of(given: StepLosses | None, training: Training) -> Losses | None:
     """Return losses over steps and seconds, from a number for each step or pairs of step and loss.
 
     Those that are not finite are left out. Raise RequestError where they do not fit the steps.
@@ -156,9 +160,9 @@ def losses_of(given: Any, training: Training) -> Losses | None:
     return Losses(series=(series,))
 
 
-def _pairs(given: Any, steps: int) -> Iterator[tuple[int, float]]:
+def _pairs(given: StepLosses, steps: int) -> Iterator[tuple[int, float]]:
     try:
-        listed = list(given)
+        listed: list[Any] = list(given)  # of whatever users have
         if all(isinstance(one, tuple | list) for one in listed):
             yield from ((int(step), float(loss)) for step, loss in listed)
             return

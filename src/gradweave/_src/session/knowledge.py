@@ -8,11 +8,12 @@ from gradweave._src.errors import RequestError
 from gradweave._src.network import Network
 from gradweave._src.plan import Plan
 from gradweave._src.session.findings import Findings
-from gradweave._src.session.learning import MessageSample, learnt_network
+from gradweave._src.session.learning import NONE_SEEN, MessageSample, learnt_network
 from gradweave._src.session.task import PlanningTask
 from gradweave._src.simulation import simulate
 from gradweave._src.timeline import Timeline
 from gradweave._src.trace import Trace
+from gradweave._src.travel import parse_travel
 
 
 class Knowledge:
@@ -20,7 +21,9 @@ class Knowledge:
 
     def __init__(self, task: PlanningTask) -> None:
         self.task = task
-        self.findings = Findings(is_whole=task.is_whole_model)
+        roundings = [parse_travel(way).compression for way in task.roundings]
+        self._formats = tuple(dict.fromkeys(one.method for one in roundings if one is not None))
+        self.findings = Findings(is_whole=task.is_whole_model, may_round_to=self._formats)
         self.samples: list[MessageSample] = []  # of what messages cost
         self.probed_s = 0.0  # for messages beside the training, in all
         self.probed_bytes = 0  # of them, since planning began
@@ -34,7 +37,9 @@ class Knowledge:
         """Forget everything but how far training has come."""
         before = self.findings
         self.samples, self.probed_bytes = [], 0
-        self.findings = Findings(steps=before.steps, elapsed_s=before.elapsed_s)
+        self.findings = Findings(
+            steps=before.steps, elapsed_s=before.elapsed_s, may_round_to=self._formats
+        )
         self.allow(self.task.most_steps)
 
     def allow(self, steps: int) -> None:
@@ -43,7 +48,7 @@ class Knowledge:
         self.note(most_steps=self._last_step)
 
     def has_time_for(self, steps: int) -> bool:
-        """Whether so many more are within what planning may take."""
+        """Return whether so many more are within what planning may take."""
         return self.findings.steps + steps <= self._last_step
 
     @property
@@ -62,7 +67,7 @@ class Knowledge:
             self.samples, workers=self.task.workers, model_bytes=self.model_bytes
         )
         if network is None:
-            raise RequestError("no message of the training was seen")
+            raise RequestError(NONE_SEEN)
         return network
 
     def predicted(self, plan: Plan) -> Timeline:

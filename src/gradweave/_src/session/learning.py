@@ -16,9 +16,12 @@ import numpy as np
 from msgspec import Struct
 
 from gradweave._src.costs import Curve, Line
+from gradweave._src.errors import RequestError
 from gradweave._src.network import CollectiveCost, Network
 from gradweave._src.vocabulary import KIB, MIB, Operation, Way
 
+LEARNT = "learnt in training"  # what such a network is called
+NONE_SEEN = "no message of the training was seen"
 # Sizes that differ by less are one point of a curve.
 SAME_SIZE = 1.1
 # A curve begins here; smaller messages cost as much.
@@ -149,7 +152,7 @@ def learnt_network(
         )
     count = sum(len(sample.sizes_bytes) for of_way in by_way.values() for sample in of_way)
     return Network(
-        name="learnt in training",
+        name=LEARNT,
         source=f"learnt from {count} messages on {workers} ranks",
         costs=tuple(costs),
     )
@@ -176,7 +179,10 @@ def probe_takes_s(samples: Sequence[MessageSample], nbytes: int) -> float:
     """Estimate what a probe of this size will take, as far as messages of other sizes tell.
 
     What is asked for is what small messages cost, so this takes their start-up to be small.
+    RequestError where none was seen.
     """
+    if not samples:
+        raise RequestError(NONE_SEEN)
     largest = max(samples, key=lambda sample: sum(sample.sizes_bytes))
     s_per_byte = largest.taken_s / sum(largest.sizes_bytes)
     startup_s = LEAST_STARTUP * min(s.taken_s / len(s.sizes_bytes) for s in samples)

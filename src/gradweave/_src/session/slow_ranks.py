@@ -82,14 +82,23 @@ class SlowRank(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     ``str()`` of it is a sentence that names the rank, its phase, and what a step would take
     without.
+
+    Attributes:
+        rank: the rank that is slow.
+        host: the name of its host, where that is known.
+        phase: what it is slow in: "input", "forward", "backward" or "network".
+        times_as_long: how many times as long as the median rank it takes for that.
+        step_s: seconds of a step now.
+        step_without_s: seconds of a step if this rank, and those listed before it, were as fast as
+            the median rank.
     """
 
     rank: int
     host: str | None
     phase: Phase
-    times_as_long: float  # as the median rank
+    times_as_long: float
     step_s: float
-    step_without_s: float  # if this were as the median rank's, and so what stands before it
+    step_without_s: float
 
     @property
     def gain_s(self) -> float:
@@ -97,19 +106,7 @@ class SlowRank(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.step_s - self.step_without_s
 
     def __str__(self) -> str:
-        return self._said("a step would take")
-
-    def after_others(self) -> str:
-        """Return its sentence for where others stand before it."""
-        return self._said("without that, too, a step would take")
-
-    def _said(self, would: str) -> str:
-        where = "" if self.host is None else f" on {self.host}"
-        does = _DOES[self.phase].format(times=f"{self.times_as_long:.2f}x")
-        return (
-            f"Rank {self.rank}{where} {does}: {would} {self.step_without_s * 1e3:.1f} instead of "
-            f"{self.step_s * 1e3:.1f} ms."
-        )
+        return _said(self, "a step would take")
 
 
 _DOES: dict[Phase, str] = {
@@ -121,7 +118,18 @@ _DOES: dict[Phase, str] = {
 
 
 def sentences(found: Sequence[SlowRank]) -> list[str]:
-    return [str(one) if number == 0 else one.after_others() for number, one in enumerate(found)]
+    """Return a sentence for each; that for a rank after others tells what it gains beside those."""
+    too = "without that, too, a step would take"
+    return [str(one) if number == 0 else _said(one, too) for number, one in enumerate(found)]
+
+
+def _said(one: SlowRank, would: str) -> str:
+    where = "" if one.host is None else f" on {one.host}"
+    does = _DOES[one.phase].format(times=f"{one.times_as_long:.2f}x")
+    return (
+        f"Rank {one.rank}{where} {does}: {would} {one.step_without_s * 1e3:.1f} instead of "
+        f"{one.step_s * 1e3:.1f} ms."
+    )
 
 
 def slow_ranks(
@@ -175,7 +183,7 @@ def slow_network(ranks: Sequence[Typical], sent: Sent) -> str | None:
     if exposed_s < max(predicted_s + MORE_EXPOSED * step_s, TIMES_EXPOSED * predicted_s):
         return None
     return (
-        f"Nothing hides {exposed_s * 1e3:.1f} ms of a step's messages, {predicted_s * 1e3:.1f} ms "
+        f"A step now waits {exposed_s * 1e3:.1f} ms for messages, and {predicted_s * 1e3:.1f} ms "
         "were predicted; slow_ranks(), called on every rank, tells whether one link is slow."
     )
 
@@ -275,7 +283,7 @@ def _over_median(
 def _is_clear(
     more: Sequence[Sequence[float]], rank: int, least: float, *, error: float = 0.0
 ) -> bool:
-    """Whether a rank takes longer in every part, and by more than noise would make it."""
+    """Return whether a rank takes longer in every part, and by more than noise would make it."""
     own = more[rank]
     noise = max(_noise(own), median(map(_noise, more)), error)
     return min(own) > 0 and median(own) >= max(least, NOISES * noise)

@@ -1,4 +1,4 @@
-"""Two plans in real training steps: who stays.
+"""Two plans are timed in turn in real training steps, and the faster one stays.
 
 A noisy machine makes steps fast or slow by chance, and for a while. So a challenger and the plan
 that it is to replace run in turn, and what counts are the differences between neighbours. A clear
@@ -28,10 +28,15 @@ TRIAL_NOISE = 0.01
 
 
 class Visit(Struct, frozen=True, kw_only=True):
-    """A few steps in a row with one plan; each took as long as on the slowest rank."""
+    """A few steps in a row with one plan.
+
+    Attributes:
+        steps_s: seconds of each step, on the rank where it took longest.
+        is_noted: whether a hook noted when messages were ready and done, which takes some time.
+    """
 
     steps_s: tuple[float, ...]
-    is_noted: bool  # when messages were ready and done: a hook notes that, and takes some time
+    is_noted: bool
 
     @property
     def step_s(self) -> float:
@@ -40,7 +45,12 @@ class Visit(Struct, frozen=True, kw_only=True):
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """A candidate in real training steps; ``Findings.trials`` has those that were tried."""
+    """A candidate in real training steps; ``Findings.trials`` has those that were tried.
+
+    Attributes:
+        candidate: the plan, and what was predicted of it.
+        visits: the times when the plan ran, in their order.
+    """
 
     candidate: Candidate
     visits: tuple[Visit, ...] = ()
@@ -56,9 +66,10 @@ class Trial(Struct, frozen=True, kw_only=True):
         plain_s = [visit.step_s for visit in self.visits if not visit.is_noted]
         return mean(plain_s or self.rounds_s)
 
-    def with_visit(self, visit: Visit) -> "Trial":
-        """Return the trial with one more visit."""
-        return replace(self, visits=(*self.visits, visit))
+
+def with_visit(trial: Trial, visit: Visit) -> Trial:
+    """Return the trial with one more visit."""
+    return replace(trial, visits=(*trial.visits, visit))
 
 
 class Outcome(Enum):

@@ -5,7 +5,9 @@ them. Where the sum is not finite somewhere, it says so and ``pending`` means no
 never touched.
 """
 
+import logging
 from collections.abc import Callable, Mapping
+from functools import cache
 from math import ceil
 from statistics import NormalDist
 from typing import Any
@@ -31,7 +33,14 @@ from gradweave._src.sparse.vectors import (
 from gradweave._src.torch_internals import HOST
 from gradweave._src.vocabulary import alternatives
 
+logger = logging.getLogger(__name__)
+
 Select = Callable[[Flat, torch.Tensor, int], SparseVector]
+
+NO_RADIX = (
+    "selection by radix needs numba, which is not installed; pip install 'gradweave[sparse]', or "
+    "use torch-topk"
+)
 
 # A buffer for radix has room for at least so many elements beyond k.
 LEAST_SPARE = 1 << 16
@@ -49,9 +58,7 @@ def radix(flat: Flat, gradient: torch.Tensor, k: int) -> SparseVector:
     """Select exactly the k largest, in one pass over memory; on the CPU, with numba."""
     fast = kernels()
     if fast is None:
-        raise RequestError(
-            "selection by radix needs numba; install gradweave[sparse] or use torch-topk"
-        )
+        raise RequestError(NO_RADIX)
     if flat.pending.device.type != "cpu":
         raise RequestError(f"radix works on the CPU, not on {flat.pending.device}; use threshold")
     pending = flat.pending.numpy()
@@ -117,6 +124,13 @@ SELECTIONS: Mapping[str, Select] = {
 }
 
 
+def check_selection(name: str) -> None:
+    """Raise RequestError unless there is such a selection, and what it needs is installed."""
+    find_selection(name)
+    if name == "radix" and kernels() is None:
+        raise RequestError(NO_RADIX)
+
+
 def find_selection(name: str) -> Select:
     if name not in SELECTIONS:
         raise RequestError(f"no selection {name!r}{alternatives(name, SELECTIONS)}")
@@ -151,6 +165,15 @@ def default_selection(device: torch.device) -> str:
     if device.type != "cpu":
         return "threshold"
     return "radix" if kernels() else "torch-topk"
+
+
+@cache
+def warn_of_slow_selection() -> None:
+    """Log once that exact selection on CPUs goes without numba."""
+    logger.warning(
+        "largest elements are found by torch, which takes 20 to 30 times as long; "
+        "pip install 'gradweave[sparse]'"
+    )
 
 
 def compile_kernels(gradient: torch.dtype) -> None:

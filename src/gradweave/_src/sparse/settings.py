@@ -6,7 +6,7 @@ from typing import ClassVar
 from gradweave._src.compression import Compression, ExchangeName, parse_compression
 from gradweave._src.errors import RequestError
 from gradweave._src.sparse.exchange import find_exchange
-from gradweave._src.sparse.select import find_selection
+from gradweave._src.sparse.select import check_selection, find_selection
 from gradweave._src.sparse.warmup import Densities, check_clip_norm, check_momentum
 
 
@@ -14,21 +14,12 @@ from gradweave._src.sparse.warmup import Densities, check_clip_norm, check_momen
 class Sparse:
     """Only the largest gradients travel; the rest waits in residuals.
 
-    ``density``     the share that travels: a number, or ``Densities`` by training step, which warm
-                    up as the paper does where they are told how many steps an epoch has.
-    ``exchange``    how, by a name of ``gradweave._src.sparse.exchange.EXCHANGES``.
-    ``selection``   how the largest are found (default: exactly).
-    ``momentum``    corrected momentum before selection; the optimizer's own must be 0 then.
-    ``masking``     momentum restarts where a rank's own elements have been applied.
-    ``clip_norm``   of the mean gradient without its loss scale; each rank clips each bucket before
-                    selection, to its share of that.
-    ``dense_below`` parameters with fewer elements travel whole, such as bias and normalisation.
-    ``whole_model`` select over all parameters at once, as the paper does, instead of per bucket.
+    ``GTopK`` and ``TopK`` say what each field means.
     """
 
-    exchanges: ClassVar[str]  # how the names of those begin that have this result
+    _exchanges: ClassVar[str]  # how the names of those begin that have this result
 
-    density: float | Densities = field(default_factory=Densities, kw_only=False)
+    density: float | Densities = field(kw_only=False)
     exchange: ExchangeName
     selection: str | None = None
     momentum: float | None = None
@@ -39,9 +30,9 @@ class Sparse:
 
     def __post_init__(self) -> None:
         find_exchange(self.exchange)
-        if not self.exchange.startswith(self.exchanges):
+        if not self.exchange.startswith(self._exchanges):
             raise RequestError(
-                f"{type(self).__name__} goes by exchanges {self.exchanges}…, not by "
+                f"{type(self).__name__} goes by exchanges {self._exchanges}…, not by "
                 f"{self.exchange!r}; take the class of that name"
             )
         if not isinstance(self.density, Densities):
@@ -78,7 +69,9 @@ class GTopK(Sparse):
             as the paper does where they are told how many steps an epoch has.
         exchange: how ranks exchange them: "gtopk" (a butterfly), "gtopk-tree", "gtopk-tree-lossy"
             or "gtopk-all-gather".
-        selection: how the largest are found (default: exactly).
+        selection: "radix" (exact, on CPUs with numba), "threshold" (exact, on the device),
+            "torch-topk" (exact, on any device), "sampled" or "gaussian" (approximate); default: the
+            fastest exact one.
         momentum: corrected momentum before selection; the optimizer's own must be 0 then.
         masking: whether momentum restarts where a rank's own elements have been applied.
         clip_norm: the norm of the mean gradient without its loss scale; each rank clips each bucket
@@ -87,14 +80,15 @@ class GTopK(Sparse):
         whole_model: select over all parameters at once, as the paper does, instead of per bucket.
 
     Raises:
-        RequestError: if a number is out of range, or an exchange or selection is unknown.
+        RequestError: if a number is out of range, or an exchange or selection is unknown; by the
+            wrapper, if a selection needs numba, which is not installed.
 
     Examples:
         >>> gradweave.GTopK(0.001).compression_at(step=0)
         Compression(method='gtopk', density=0.001)
     """
 
-    exchanges: ClassVar[str] = "gtopk"
+    _exchanges: ClassVar[str] = "gtopk"
 
     exchange: ExchangeName = "gtopk"
 
@@ -103,24 +97,36 @@ class GTopK(Sparse):
 class TopK(Sparse):
     """Only the k largest of each rank travel, and all of them are applied.
 
-    The rest waits in residuals. It takes what ``GTopK`` takes, and its exchange is "topk".
+    The rest waits in residuals. Give it as ``compression`` of DistributedDataParallel.
+
+    Args:
+        density: the share that travels: a number, or ``Densities`` by training step.
+        selection: how the largest are found, as for ``GTopK``.
+        momentum: corrected momentum before selection; the optimizer's own must be 0 then.
+        masking: whether momentum restarts where a rank's own elements have been applied.
+        clip_norm: the norm of the mean gradient without its loss scale, as for ``GTopK``.
+        dense_below: parameters with fewer elements travel whole, such as bias and normalisation.
+        whole_model: select over all parameters at once instead of per bucket.
 
     Raises:
-        RequestError: if a number is out of range, or an exchange or selection is unknown.
+        RequestError: if a number is out of range, or a selection is unknown; by the wrapper, if a
+            selection needs numba, which is not installed.
 
     Examples:
         >>> gradweave.TopK(0.01).density_at(step=0)
         0.01
     """
 
-    exchanges: ClassVar[str] = "topk"
+    _exchanges: ClassVar[str] = "topk"
 
-    exchange: ExchangeName = "topk"
+    exchange: ExchangeName = field(default="topk", init=False)
 
 
 def settings_of(given: Sparse | Compression | str) -> Sparse:
     """Return the settings that a user means by a ``compression`` in any of its forms."""
     if isinstance(given, Sparse):
+        if given.selection is not None:
+            check_selection(given.selection)
         return given
     compression = parse_compression(given) if isinstance(given, str) else given
     if not isinstance(compression, Compression):
@@ -136,7 +142,9 @@ def settings_of(given: Sparse | Compression | str) -> Sparse:
     return settings_for(compression)
 
 
-def settings_for(compression: Compression) -> Sparse:
+def settings_for(compression: Compression) -> GTopK | TopK:
     """Return the settings that do what a plan's compression says."""
-    kind = TopK if compression.method == "topk" else GTopK
-    return kind(density=compression.density, exchange=compression.exchange)
+    if compression.exchange == "topk":
+        return TopK(compression.density)
+    assert compression.exchange is not None, "rounded messages have no such settings"
+    return GTopK(compression.density, exchange=compression.exchange)

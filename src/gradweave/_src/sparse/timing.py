@@ -16,7 +16,7 @@ from gradweave._src.costs.cost import Line
 from gradweave._src.costs.sparse import BYTES_PER_ELEMENT
 from gradweave._src.sparse.exchanger import Exchanger
 from gradweave._src.sparse.residual import Flat, carried_type
-from gradweave._src.sparse.select import compile_kernels, default_selection, find_selection, select
+from gradweave._src.sparse.select import check_selection, compile_kernels, default_selection, select
 from gradweave._src.sparse.settings import Sparse
 from gradweave._src.sparse.step import Sparsifier
 from gradweave._src.sparse.vectors import SparseVector, elements_kept
@@ -59,7 +59,7 @@ def time_selections(
     The first run of each is not counted; ``on_timed`` is called after every run.
     """
     for method in methods:
-        find_selection(method)
+        check_selection(method)
     k = elements_kept(numel, density)
     compile_kernels(torch.float32)
     generator = torch.Generator(HOST).manual_seed(0)

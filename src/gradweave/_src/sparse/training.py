@@ -12,7 +12,11 @@ from gradweave._src.comm.staging import HostCopy
 from gradweave._src.errors import RequestError
 from gradweave._src.sparse.exchanger import Exchanger
 from gradweave._src.sparse.gradient_fates import Fate, GradientFates
-from gradweave._src.sparse.select import compile_kernels
+from gradweave._src.sparse.select import (
+    compile_kernels,
+    default_selection,
+    warn_of_slow_selection,
+)
 from gradweave._src.sparse.settings import Sparse
 from gradweave._src.sparse.state_form import SCHEMA, require_state
 from gradweave._src.sparse.step import Sparsifier
@@ -85,6 +89,9 @@ class SparseTraining:
         self._unsettled: _Known | None = None
         for dtype in {parameter.dtype for parameter in parameters.values()}:
             compile_kernels(dtype)
+        chosen = {default_selection(parameter.device) for parameter in parameters.values()}
+        if settings.selection is None and "torch-topk" in chosen and group.rank() == 0:
+            warn_of_slow_selection()
 
     def begin_step(self, *, is_idle: bool = False) -> None:
         """Begin a step before its first bucket, when the optimizer is done with the step before.

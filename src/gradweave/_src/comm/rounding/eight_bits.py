@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gradweave._src.compression import ELEMENTS_PER_SCALE
 from gradweave._src.torch_internals import HOST
@@ -87,13 +88,17 @@ def _parts(message: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Te
 @lru_cache(maxsize=8)
 def _kernels(device_type: str) -> Any:
     """Import the compiled loops when first needed: it takes half a second. None without numba."""
-    if device_type != "cpu" or find_spec("numba") is None:
+    if device_type != "cpu":
         return None
+    why = "pip install 'gradweave[sparse]'"
     try:
-        return import_module("gradweave._src.comm.rounding.kernels")
+        if find_spec("numba") is not None:
+            return import_module("gradweave._src.comm.rounding.kernels")
     except ImportError as error:
-        logger.warning("8-bit messages are rounded by torch, which takes longer: %s", error)
-        return None
+        why = str(error)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        logger.warning("8-bit messages are rounded by torch, which takes longer: %s", why)
+    return None
 
 
 def _in_groups(values: torch.Tensor) -> torch.Tensor:

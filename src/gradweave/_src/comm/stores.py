@@ -1,0 +1,20 @@
+"""The store of a group, where its ranks meet, by a connection of our own."""
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+
+def cloned_store(group: dist.ProcessGroup) -> Store | None:
+    """Return the group's store by a new connection, for the user's may be waiting for something.
+
+    Return None where the group has no store that others can use beside it.
+    """
+    try:
+        return group.get_group_store().clone()  # type: ignore[attr-defined,no-any-return]
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
+
+
+def store_for(group: dist.ProcessGroup, name: str) -> Store:
+    """Return where ranks of another group meet; by the user's own connection where there must."""
+    return PrefixStore(name, cloned_store(group) or group.get_group_store())

@@ -1,0 +1,293 @@
+"""Calls that are for all ranks, made by one: it says so in a line, and nothing has been sent."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from threading import Event
+
+import pytest
+import torch
+import torch.distributed as dist
+from interleavings import StoreInTurns, every_end
+from ranks import on_processes, on_threads
+from small_training import batch, network, plan_of
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from gradweave import CollectiveError, DistributedDataParallel, RequestError, watch
+from gradweave._src.comm.groups import common_place
+from gradweave._src.comm.stores import cloned_store
+from gradweave._src.runtime import all_ranks
+from gradweave._src.runtime.all_ranks import Caller
+
+CALLS = {
+    "save_run": lambda model, folder: model.save_run(folder),
+    "timelines": lambda model, folder: model.timelines(),
+    "slow_ranks": lambda model, folder: model.slow_ranks(),
+}
+# Whatever a machine does meanwhile, nobody comes in this time, which is 80 % of a time-out.
+SHORT = timedelta(seconds=0.25)
+NOT_ON_OTHERS = (
+    "() was called on rank 0 and within 0.2 s not on ranks 1, 2; call it on every rank, or look "
+    "whether those ranks are still there"
+)
+# And whoever comes does so in this.
+LONG_S = 60.0
+
+
+def wrapped(group, *, is_torchs):
+    """A wrapper, and who tells of it, after steps enough for all calls."""
+    if is_torchs:
+        model = TorchDDP(network())
+        told_by = watch(model)
+    else:
+        model = told_by = DistributedDataParallel(network(), plan=plan_of(2, 3), timeline=True)
+    for step in range(22):
+        model(batch(step, group.rank())).sum().backward()
+    return model, told_by
+
+
+def alone(group, is_torchs, folder):
+    """What each call says on rank 0 alone; then all ranks make it, and all is well."""
+    model, told_by = wrapped(group, is_torchs=is_torchs)
+    store, said = group.get_group_store(), []
+    for name, call in CALLS.items():
+        if is_torchs and name == "slow_ranks":
+            continue
+        if group.rank() == 0:
+            all_ranks.group_timeout, usual = lambda _: SHORT, all_ranks.group_timeout
+            with pytest.raises(RequestError) as caught:
+                call(told_by, folder)
+            said.append(str(caught.value))
+            all_ranks.group_timeout = usual
+        keys = []
+        for _ in range(2):
+            model(batch(0, group.rank())).sum().backward()  # others wait here for rank 0
+            call(told_by, folder)
+            group.barrier().wait()
+            keys.append(store.num_keys())
+            group.barrier().wait()
+        assert keys[0] == keys[1]
+    return said
+
+
+@pytest.mark.parametrize("is_torchs", [False, True])
+def test_a_call_on_one_rank_alone_is_a_line(tmp_path, is_torchs):
+    said, _ = on_processes(3, alone, is_torchs, str(tmp_path / "mine"), scratch=tmp_path)[:2]
+    called = [name for name in CALLS if not is_torchs or name != "slow_ranks"]
+    assert said == [f"{name}{NOT_ON_OTHERS}" for name in called]
+
+
+def late(group):
+    """Rank 2 comes when one of the others, who both wait, has complained."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: (lines.append(record.getMessage()), store.set("told", ""))
+    all_ranks.logger.addHandler(handler)
+    all_ranks.TOLD_AFTER_S = 0.0
+    store = group.get_group_store()
+    if group.rank() == 2:
+        store.wait(["told"])
+    elif group.rank() == 1:
+        store.wait(["gradweave, save_run /number 0/0"])
+    all_ranks.require_all_ranks(group, "save_run")
+    number = torch.ones(1)
+    group.allreduce([number]).wait()
+    return lines, number.item()
+
+
+def test_who_waits_for_others_says_so_once(tmp_path):
+    found = on_processes(3, late, scratch=tmp_path)
+    (line,) = [line for lines, _ in found for line in lines]
+    assert line in [
+        f"save_run() was called on rank{came} and not yet on rank{missing}; it waits for them"
+        for came, missing in ((" 0", "s 1, 2"), ("s 0, 1", " 2"))
+    ]
+    assert [number for _, number in found] == [3.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("timeout", "limit_s"), [(timedelta(minutes=30), 1440.0), (None, 1440.0), (SHORT, 0.2)]
+)
+def test_the_groups_timeout_decides_how_long_ranks_wait(monkeypatch, timeout, limit_s):
+    """Rank 0 may evaluate for as long as torch waits for it."""
+    asked = []
+    monkeypatch.setattr(all_ranks, "group_timeout", lambda _: timeout)
+    monkeypatch.setattr(Caller, "meet", lambda self, store, most_s: asked.append(most_s))
+    on_threads(2, all_ranks.require_all_ranks, "save_run")
+    assert asked == [limit_s] * 2
+
+
+def test_ranks_that_wait_long_ask_seldom(monkeypatch):
+    """A thousand may wait for the one that hosts the store."""
+    now_s, pauses_s = [0.0], []
+
+    def sleep(pause_s):
+        now_s[0] += pause_s
+        pauses_s.append(pause_s)
+
+    monkeypatch.setattr(all_ranks, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(all_ranks, "sleep", sleep)
+    with pytest.raises(RequestError, match=r"within 1000 s not on rank 1; .* that rank is still"):
+        Caller("save_run", rank=0, ranks=2).meet(dist.HashStore(), 1000.0)
+    assert len(pauses_s) < 10_100
+    assert pauses_s[0] < 0.001  # others come within milliseconds, as a rule
+
+
+class StoreThatCounts:
+    """The keys 0, 1, … but a few."""
+
+    def __init__(self, *missing):
+        self.missing, self.asked = {str(rank) for rank in missing}, 0
+
+    def check(self, keys):
+        self.asked += 1
+        return not self.missing.intersection(keys)
+
+
+def test_who_is_missing_among_many_is_found_by_few_questions():
+    store = StoreThatCounts(17, 18, 700)
+    meeting = all_ranks._Meeting(store, Caller("save_run", rank=0, ranks=1000))
+    came, missing = meeting._attendance()
+    assert list(missing) == [17, 18, 700]
+    assert list(came) == [rank for rank in range(1000) if rank not in missing]
+    assert store.asked < 70
+
+
+def ends(rank, limit_s, store, callers):
+    try:
+        callers[rank].meet(store, limit_s)
+    except RequestError:
+        return "given up"
+    return "all are here"
+
+
+def makes_sure_that_all_can_meet(store, callers):
+    """Later on, whoever has given up; and nothing is left of any meeting."""
+    with ThreadPoolExecutor(len(callers)) as pool:
+        again = [pool.submit(ends, rank, LONG_S, store, callers) for rank in range(len(callers))]
+        return [one.result() for one in again] == ["all are here"] * len(callers)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_giving_up_is_one_decision(ranks, monkeypatch):
+    """In every order in which ranks that wait no longer ask the store: seconds, many runs."""
+    monkeypatch.setattr(all_ranks, "PrefixStore", store_below)
+    made, found = [], set()
+
+    def acts():
+        callers = [Caller("save_run", rank=rank, ranks=ranks) for rank in range(ranks)]
+        made.append(callers)
+        return [partial(act, rank, callers) for rank in range(ranks)]
+
+    def act(rank, callers, store):
+        return ends(rank, 0.0, store, callers)
+
+    for order, results, store in every_end(acts):
+        found.add(tuple(results))
+        assert len(set(results)) == 1, order
+        assert makes_sure_that_all_can_meet(store, made[-1]), order
+        assert store.num_keys() == 0, order
+    assert found == {("given up",) * ranks, ("all are here",) * ranks}
+
+
+def store_below(prefix, store):
+    return (
+        store.below(prefix) if isinstance(store, StoreInTurns) else dist.PrefixStore(prefix, store)
+    )
+
+
+def killed_while_it_waits(group, monkeypatch):
+    def killed(_):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(all_ranks, "sleep", killed)
+        all_ranks.require_all_ranks(group, "save_run")
+
+
+def in_two_lives(any_group, monkeypatch):
+    """As torchrun starts a job anew whose rank 0 was waiting: all of that is in the store."""
+    first, second = (group_on(any_group, life) for life in range(2))
+    common_place(first, cloned_store(first))
+    if any_group.rank() == 0:
+        killed_while_it_waits(first, monkeypatch)
+    any_group.barrier().wait()
+    common_place(second, cloned_store(second))
+    said = ""
+    if any_group.rank() != 2:
+        with pytest.raises(RequestError) as caught:
+            all_ranks.require_all_ranks(second, "save_run")
+        said = str(caught.value)
+    any_group.barrier().wait()
+    return said
+
+
+def group_on(any_group, life):
+    store, rank, ranks = any_group.get_group_store(), any_group.rank(), any_group.size()
+    group = dist.ProcessGroup(store, rank, ranks)
+    place = dist.PrefixStore(f"users {life}", store)
+    gloo = dist.ProcessGroupGloo(place, rank, ranks, timedelta(seconds=LONG_S))
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    return group
+
+
+def test_nobody_meets_a_rank_of_an_earlier_life(monkeypatch):
+    """Two and the one of before would be three."""
+    monkeypatch.setattr(all_ranks, "group_timeout", lambda _: timedelta(seconds=1))
+    first, second, _ = on_threads(3, in_two_lives, monkeypatch)
+    assert first == second
+    assert "() was called on rank" in first
+
+
+def met_before_and_after_a_token(group, monkeypatch):
+    """Rank 0 gives up, then ranks agree on a token: its next meeting is the others' first."""
+    if group.rank() == 0:
+        with monkeypatch.context() as patched:
+            patched.setattr(all_ranks, "group_timeout", lambda _: SHORT)
+            with pytest.raises(RequestError):
+                all_ranks.require_all_ranks(group, "save_run")
+    group.barrier().wait()
+    common_place(group, cloned_store(group))
+    all_ranks.require_all_ranks(group, "save_run")
+    return "met"
+
+
+def test_a_token_begins_a_new_count(monkeypatch):
+    assert on_threads(2, met_before_and_after_a_token, monkeypatch) == ["met"] * 2
+
+
+class SilentStore:
+    """As where its host is stopped or cut off."""
+
+    def __init__(self, released):
+        self._released = released
+
+    def check(self, keys):
+        self._released.wait(LONG_S)
+        raise RuntimeError
+
+
+def unanswered(group, monkeypatch):
+    if group.rank():
+        return ""
+    with pytest.raises(CollectiveError) as caught:
+        all_ranks.require_all_ranks(group, "save_run")
+    return str(caught.value)
+
+
+def test_a_store_that_does_not_answer_ends_the_call(monkeypatch):
+    """And nothing is sent: perhaps others have given up."""
+    released = Event()
+    monkeypatch.setattr(all_ranks, "ANSWERED_WITHIN_S", 0.1)
+    monkeypatch.setattr(all_ranks, "group_timeout", lambda _: timedelta(seconds=0.01))
+    monkeypatch.setattr(all_ranks, "PrefixStore", lambda *_: SilentStore(released))
+    try:
+        said, _ = on_threads(2, unanswered, monkeypatch)
+    finally:
+        released.set()
+    assert said == (
+        "rank 0 cannot learn whether all ranks call save_run(): the store of their process group "
+        "gives no answer within 0.108 s; look whether its host is still there"
+    )
