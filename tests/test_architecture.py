@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import run
+from syntax import nodes
 
 import gradweave
 from gradweave import RequestError
@@ -77,15 +78,10 @@ def modules() -> dict[str, list[Path]]:
 
 
 @cache
-def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
-
-
-@cache
 def imported(file: Path) -> set[str]:
     """Full names of what a file imports, wherever in the file it does so."""
     names: set[str] = set()
-    for node in ast.walk(parsed(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -132,9 +128,8 @@ def test_what_decides_knows_no_torch():
 
 def private_names(file: Path) -> set[str]:
     """Names with an underscore that a file uses and does not define: somebody else's."""
-    tree = parsed(file)
     own = {"_", "_src"}
-    for node in ast.walk(tree):
+    for node in nodes(file):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             own.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -145,12 +140,12 @@ def private_names(file: Path) -> set[str]:
             own |= {node.attr} if getattr(node.value, "id", "") == "self" else set()
     used = {
         node.attr
-        for node in ast.walk(tree)
+        for node in nodes(file)
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "argparse"
     }
     for name in imported(file):
         used |= set(name.split("."))
-    for node in ast.walk(tree):
+    for node in nodes(file):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in LOOK_UP:
             used |= {a.value for a in node.args if isinstance(a, ast.Constant)}
     used = {name for name in used if isinstance(name, str) and name.startswith("_")}

@@ -68,6 +68,16 @@ def test_links_lead_somewhere(path):
             assert anchor in anchors(file.read_text()), f"{target}#{anchor}"
 
 
+@pytest.mark.parametrize("path", PAGES)
+def test_tables_have_headers(path):
+    """Rows that a blank line cuts off from their table would be drawn as text."""
+    page = FENCES.sub("", PAGES[path])
+    for table in re.findall(r"(?:^ *\|.*\n)+", page, re.MULTILINE):
+        _, *rest = table.splitlines()
+        assert rest, table
+        assert re.fullmatch(r" *\|(?: *:?-+:? *\|)+", rest[0]), table
+
+
 def test_the_site_has_every_page():
     """A new one is a line in mkdocs.yml."""
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]

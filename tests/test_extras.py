@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import tomllib
+from importlib import import_module
 
 import pytest
 from commands import run
@@ -62,3 +63,38 @@ def test_a_missing_extra_is_one_line(arguments, extra):
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"gradweave {arguments[0]}: ")
     assert line.endswith(f"which is not installed; pip install 'gradweave[{extra}]'")
+
+
+def test_loopback_needs_no_extra(tmp_path):
+    """Neither here nor in the process that holds the cluster, which finds this pyroute2."""
+    (tmp_path / "pyroute2.py").write_text("raise ModuleNotFoundError('pyroute2')")
+    arguments = ["lab", "--nodes", "2", "--loopback", "--", "sh", "-c", "echo rank $RANK"]
+    code = f"from gradweave._src.cli import main; sys.exit(main({arguments!r}))"
+    done = run(sys.executable, "-c", WITHOUT + code, environment={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] rank 0", "[rank 1] rank 1"]
+
+
+@pytest.mark.parametrize("name", ["accelerate", "lightning", "pytorch_lightning", "transformers"])
+def test_a_missing_library_is_one_line(monkeypatch, name):
+    module = f"gradweave.integrations.{name}"
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        import_module(module)
+    assert str(caught.value) == (
+        f"{module} needs {name}, which is not installed; pip install {name.replace('_', '-')}"
+    )
+    assert caught.value.name == name
+    integrations = import_module("gradweave.integrations")
+    assert name in integrations.__all__
+    assert name not in dir(integrations)
+    monkeypatch.delitem(vars(integrations), name, raising=False)
+    with pytest.raises(ModuleNotFoundError, match="which is not installed; pip install"):
+        getattr(integrations, name)
+
+
+def test_there_are_no_other_integrations():
+    integrations = import_module("gradweave.integrations")
+    with pytest.raises(AttributeError, match=r"'gradweave.integrations' has no attribute 'keras'"):
+        integrations.keras  # noqa: B018

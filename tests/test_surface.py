@@ -3,11 +3,16 @@
 import doctest
 import inspect
 import os
+import pickle
+import re
+import sys
 import typing
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from commands import run
+from pages import ROOT
 from ranks import on_processes
 
 import gradweave
@@ -48,6 +53,7 @@ NO_EXAMPLE = {
     "gradweave.lab.SentBytes": RETURNED,
     "gradweave.sparse_checkpoint.load": "that of save has it",
     "gradweave.workloads.GroupedReplay": RETURNED,
+    "gradweave.workloads.Timer": "those of Replay's modes are its own",
     "gradweave.workloads.Scale": "shipped loaders know theirs",
     "gradweave.workloads.load_cifar10": "it needs CIFAR-10's files, which are not shipped",
     "gradweave.workloads.load_idx": "fashion_mnist_subset, which is shipped, has one",
@@ -79,11 +85,46 @@ def test_the_public_names_are_what_all_says(module):
     assert public.__all__ == sorted(set(public.__all__))
     assert [name for name in dir(public) if not name.startswith("_")] == public.__all__
     for name in public.__all__:
-        assert (getattr(public, name).__doc__ or "").strip(), name
+        value = getattr(public, name)
+        is_list = typing.get_origin(value) is typing.Literal  # of texts, which say it all
+        assert is_list or (value.__doc__ or "").strip(), name
 
 
 def test_the_list_of_names_is_all_that_there_is():
     assert dir(gradweave) == gradweave.__all__
+
+
+ERRORS = [value for value in PUBLIC.values() if inspect.isclass(value)]
+ERRORS = [kind for kind in ERRORS if issubclass(kind, gradweave.GradweaveError)]
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_errors_are_named_as_users_import_them(kind):
+    """In tracebacks; and a rank can send them to another process."""
+    assert f"{kind.__module__}.{kind.__qualname__}" == f"gradweave.{kind.__name__}"
+    copied = pickle.loads(pickle.dumps(kind("what")))  # noqa: S301
+    assert (type(copied), str(copied)) == (kind, "what")
+
+
+CHECKED = """
+import gradweave
+
+gradweave.make_plan
+gradweave.DistributedDataParallel
+gradweave.lab.ClusterSpec
+gradweave.make_plam
+gradweave.DistributedDataParalel
+gradweave.labs
+"""
+
+
+@pytest.mark.long
+def test_type_checkers_know_the_names_and_no_others(tmp_path):
+    """Seconds with mypy's cache, a minute without."""
+    (tmp_path / "names.py").write_text(CHECKED)
+    done = run(sys.executable, "-m", "mypy", tmp_path / "names.py", cwd=ROOT)
+    wrong = [line for line in done.stdout.splitlines() if "has no attribute" in line]
+    assert [line.split(":")[1] for line in wrong] == ["7", "8", "9"], done.stdout
 
 
 def members(kind):
@@ -104,13 +145,14 @@ def callables():
     for name, value in PUBLIC.items():
         if inspect.isclass(value):
             yield from ((f"{name}.{member}", found) for member, found in members(value))
-        else:
+        elif inspect.isroutine(value):
             yield name, value
 
 
 def classes(hint):
     """The classes that an annotation is made of."""
-    found = set().union(*map(classes, typing.get_args(hint)), set())
+    parts = (*typing.get_args(hint), *getattr(hint, "__constraints__", ()))
+    found = set().union(*map(classes, parts), set())
     return found | ({hint} if isinstance(hint, type) else set())
 
 
@@ -123,6 +165,30 @@ def test_what_public_calls_return_is_public():
     for name, function in callables():
         for kind in classes(typing.get_type_hints(function).get("return")):
             assert is_public(kind), f"{name} returns {kind}"
+
+
+# Whose parameters have other types, and why.
+TAKES_OTHERS = {
+    "gradweave.TrainingState.__init__": "hooks.SparseState, by what it needs of that alone",
+    "gradweave.lab.Job.__init__": RETURNED,
+    "gradweave.types.PlanningAccount.__init__": RETURNED,
+}
+
+
+def makers():
+    """What makes values of public classes, where it is ours."""
+    for name, value in PUBLIC.items():
+        made_by = getattr(value, "__init__", None)
+        if inspect.isclass(value) and inspect.isfunction(made_by):
+            yield f"{name}.__init__", made_by
+
+
+def test_what_public_calls_take_is_public():
+    for name, function in (*callables(), *makers()):
+        hints = typing.get_type_hints(function)
+        taken = {k: v for k, v in hints.items() if k != "return"}
+        others = [k for k, v in taken.items() if not all(map(is_public, classes(v)))]
+        assert not others or name in TAKES_OTHERS, f"{name} takes {others}"
 
 
 def test_what_public_values_hold_is_public():
@@ -155,6 +221,21 @@ def test_every_argument_is_described(name):
     if found or len(wanted) > 2:
         for parameter in wanted:
             assert f"    {parameter}:" in described, parameter
+
+
+def fields_of(kind):
+    """The names of what such a value holds, which nobody else describes."""
+    return [name for name in typing.get_type_hints(kind) if not name.startswith("_")]
+
+
+TYPES = {name: value for name, value in PUBLIC.items() if name.startswith("gradweave.types.")}
+
+
+@pytest.mark.parametrize("name", [n for n, v in TYPES.items() if inspect.isclass(v)])
+def test_every_field_of_what_calls_return_is_described(name):
+    _, _, described = (PUBLIC[name].__doc__ or "").partition("Attributes:\n")
+    for field in fields_of(PUBLIC[name]):
+        assert re.search(rf"(?m)^        {field}: ", described), field
 
 
 def failed_examples(group, names, folder):

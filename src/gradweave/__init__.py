@@ -3,21 +3,55 @@
     from gradweave import DistributedDataParallel as DDP
     model = DDP(model)
 
+Wrap a model:
+
+    DistributedDataParallel  plans its messages while the model trains
+    ShardedDataParallel      the same, where each rank updates a shard of every parameter
+    watch                    measures what torch's own wrapper does
+
+Compress its gradients:
+
+    GTopK, TopK, Densities   only the largest elements travel
+    Compression              how one message of a plan is made smaller
+
+Save and restart:
+
+    TrainingState            a training in a checkpoint of torch.distributed.checkpoint
+    Recipe, saved_recipe     the plan of an earlier run
+
+Measure:
+
+    record_trace, load_trace      Trace of Tensor: when gradients are ready
+    calibrate, load_network       Network of CollectiveCost and Links: what messages cost
+    Line, Curve, Link, Level      what these are made of
+
+Plan and predict:
+
+    make_plan                Plan of Bucket: which gradients travel together
+    simulate                 Timeline of Span: what a step would look like
+    advise                   compares other ways to train
+    read, write              any of these values in a file
+
+Errors:
+
+    GradweaveError           the root of FormatError, LabError, PlanMismatch, RequestError,
+                             UnknownCost and CollectiveError
+
 Everything for users is here and in these modules; what is below ``gradweave._src`` may change.
 
     gradweave.hooks              communication hooks for torch's own wrapper
-    gradweave.sparse_checkpoint  what sparsification carries over, in files
+    gradweave.sparse_checkpoint  what compressed training keeps back, in files of its own
     gradweave.integrations       Lightning, Accelerate, Transformers
     gradweave.bsp                the three loops of the Linear Pipeline paper
     gradweave.lab                a cluster on one machine
     gradweave.workloads          small models and data sets to try it with
-    gradweave.types              what calls return, for annotations
+    gradweave.types              what calls take and return, for annotations
 
-What needs torch is imported when it is first asked for: everything else starts at once without it.
+Importing gradweave does not import torch; names that need torch import it when they are first used.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradweave._src.advice import advise
 from gradweave._src.compression import Compression
@@ -42,6 +76,13 @@ from gradweave._src.timeline import Span, Timeline
 from gradweave._src.trace import Tensor, Trace
 
 if TYPE_CHECKING:
+    from gradweave import bsp as bsp
+    from gradweave import hooks as hooks
+    from gradweave import integrations as integrations
+    from gradweave import lab as lab
+    from gradweave import sparse_checkpoint as sparse_checkpoint
+    from gradweave import types as types
+    from gradweave import workloads as workloads
     from gradweave._src.checkpoint.training_state import TrainingState, saved_recipe
     from gradweave._src.measure.backward import record_trace
     from gradweave._src.measure.network import calibrate
@@ -117,9 +158,12 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"gradweave.{name}")
-    if name not in _WITH_TORCH:
-        raise AttributeError(f"module 'gradweave' has no attribute {name!r}")
-    return getattr(import_module(_WITH_TORCH[name]), name)
+# Type checkers know the names from above, and refuse all others.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return import_module(f"gradweave.{name}")
+        if name not in _WITH_TORCH:
+            raise AttributeError(f"module 'gradweave' has no attribute {name!r}")
+        return getattr(import_module(_WITH_TORCH[name]), name)

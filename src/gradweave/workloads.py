@@ -18,7 +18,7 @@ from gradweave._src.workloads.models import (
     resnet20,
     vgg16,
 )
-from gradweave._src.workloads.replay import GroupedReplay, Replay
+from gradweave._src.workloads.replay import GroupedReplay, Replay, Timer
 
 __all__ = [
     "Batches",
@@ -30,6 +30,7 @@ __all__ = [
     "Scale",
     "SmallCNN",
     "Text",
+    "Timer",
     "fashion_mnist_subset",
     "flipped_and_cropped",
     "load_cifar10",

@@ -1,11 +1,13 @@
 """What is computed from the steps of runtimes that took turns."""
 
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 from ranks import on_processes
 from regret_cases import CASES, made_trace
 from regret_page import Everything, Measured, page
+from torch import nn
 
 from gradweave._src.bench import regret_job
 from gradweave._src.bench.regret import (
@@ -18,7 +20,8 @@ from gradweave._src.bench.regret import (
     ratio_of_first,
     worst_stretch,
 )
-from gradweave._src.bench.regret_job import answers, turns
+from gradweave._src.bench.regret_job import SWEEP_REPEATS, WARMUP, answers, best_cap_mb, turns
+from gradweave._src.bench.training import swept_caps_mb
 from gradweave._src.results import StageBegin
 
 
@@ -144,7 +147,36 @@ def test_the_slow_link_is_what_it_is_said_to_be():
 
 
 def all_answers(group, question):
-    return list(answers(question, group))
+    """Which cap a sweep finds best is chance, so it is told; the sweep runs all the same."""
+    sweep = regret_job.best_cap_mb
+
+    def told(work, group):
+        assert sweep(work, group) in {None, 0.25}
+        return 0.25
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(regret_job, "best_cap_mb", told)
+        return list(answers(question, group))
+
+
+@pytest.mark.parametrize("best_mb", [None, 0.25, 1.0])
+def test_the_best_cap_is_that_of_the_shortest_median_step(monkeypatch, best_mb):
+    """First steps take long whatever the cap, and so does one step in each turn."""
+    swept = []
+
+    def scripted_ends_s(cap, steps, group):
+        swept.append(cap)
+        step_s = 2.0 if cap == best_mb else 3.0
+        first_s = 1.0 if cap != best_mb else 50.0
+        taken_s = [first_s] * WARMUP + [90.0 if cap == best_mb else 1.0]
+        return list(accumulate(taken_s + [step_s] * (steps - len(taken_s))))
+
+    monkeypatch.setattr(regret_job, "_torchs", lambda model, group, cap: cap)
+    monkeypatch.setattr(regret_job, "step_ends_s", scripted_ends_s)
+    model = nn.Linear(2**18, 1, bias=False)  # a MiB
+    work = SimpleNamespace(model=lambda: model, step_of=lambda cap: cap)
+    assert best_cap_mb(work, None) == best_mb
+    assert swept == swept_caps_mb(2**20) * SWEEP_REPEATS
 
 
 TINY = ReplayedWork(
@@ -171,7 +203,8 @@ def test_runtimes_take_turns_on_all_ranks(work, given_mb, found_mb, tmp_path):
     # The slowest rank's ends, so the same on all.
     assert [turn.step_ends_s for turn in ranks[1]] == [turn.step_ends_s for turn in ranks[0]]
     torch_turn, tuned, ours, *_ = ranks[0]
-    assert (torch_turn.bucket_cap_mb, tuned.bucket_cap_mb) == (None, found_mb)
+    assert torch_turn.bucket_cap_mb is None
+    assert tuned.bucket_cap_mb == found_mb
     assert (torch_turn.stages, tuned.stages) == ((), ())
     assert ours.stages[0].step == 1
     assert ours.explanation

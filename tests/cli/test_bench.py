@@ -7,6 +7,9 @@ from typing import get_args
 import pytest
 from commands import launched, torchrun
 
+from gradweave import load_trace
+from gradweave._src.bench import training
+from gradweave._src.bench.training import median_s, swept_caps_mb
 from gradweave._src.cli import main
 from gradweave._src.measure.collectives import bus_factor
 from gradweave._src.runs import RunFolder
@@ -121,8 +124,16 @@ def test_a_mistake_is_one_line(capsys, monkeypatch, argv, complaint):
 
 
 @pytest.mark.long
-def test_calibrating_and_training_on_an_emulated_cluster(capsys, where, tmp_path):
+def test_calibrating_and_training_on_an_emulated_cluster(capsys, where, tmp_path, monkeypatch):
     """Several seconds: every rank imports torch, three times."""
+    asked, ask = [], training.ask_for_times
+
+    def noting(ask_ranks, question, *args, **kwargs):
+        answers = ask(ask_ranks, question, *args, **kwargs)
+        asked.append((question.cases, answers))
+        return answers
+
+    monkeypatch.setattr(training, "ask_for_times", noting)
     network = str(tmp_path / "network.json")
     argv = ["calibrate", "--nodes", "2", "--rate", "1gbit", "--largest", "64KiB", "--repeats", "2"]
     assert main([*argv, "--output", network, "--json", *where]) == 0
@@ -147,7 +158,11 @@ def test_calibrating_and_training_on_an_emulated_cluster(capsys, where, tmp_path
         assert row["predicted_s"] >= 0.06
         assert len(row["repeats_s"]) == 2
     assert rows[0]["speedup"] == 1.0
-    assert rows[1]["bucket_cap_mb"] is not None
+    (cases, answers), _ = asked  # the sweep, and then all of them
+    caps = {case.runtime: case.bucket_cap_mb for case in cases}
+    assert list(caps.values()) == swept_caps_mb(load_trace("resnet20").nbytes.sum())
+    times = {runtime: median_s(answers, runtime) for runtime in caps}
+    assert rows[1]["bucket_cap_mb"] == caps[min(times, key=times.get)]
     run = RunFolder(tmp_path / "resnet20-2-nodes").read()
     assert [row.runtime for row in run.results.rows] == [row["runtime"] for row in rows]
     assert run.plans["wfbp"].lengths == (1,) * 65
@@ -205,5 +220,7 @@ def test_mistakes_are_one_line(capsys, monkeypatch, argv, complaint):
     )
     assert main(argv) == 2
     stderr = capsys.readouterr().err
+    verbs = argv[: 2 if argv[0] == "bench" else 1]
+    assert stderr.startswith(f"gradweave {' '.join(verbs)}: ")
     assert complaint in stderr
     assert stderr.count("\n") == 1

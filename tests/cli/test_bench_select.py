@@ -1,6 +1,7 @@
 """`gradweave bench select`, on few elements."""
 
 import json
+import sys
 
 import pytest
 
@@ -19,6 +20,24 @@ def test_every_method_by_default(capsys):
         assert row["ratio"] == pytest.approx(rows["torch-topk"]["median_s"] / row["median_s"])
     assert rows["radix"]["exact"]
     assert rows["torch-topk"]["exact"]
+
+
+def test_without_numba_all_others_are_timed(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    for module in ("select", "vectors"):
+        monkeypatch.setattr(f"gradweave._src.sparse.{module}.kernels", lambda: None)
+    assert main([*SMALL, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert [row["method"] for row in json.loads(captured.out)] == [
+        "threshold",
+        "torch-topk",
+        "sampled",
+        "gaussian",
+    ]
+    missing = "selection by radix needs numba, which is not installed; pip install "
+    assert f"note: without radix: {missing}'gradweave[sparse]'\n" in captured.err
+    assert main([*SMALL, "--method", "radix"]) == 2
+    assert f"{missing}'gradweave[sparse]', or use torch-topk" in capsys.readouterr().err
 
 
 def test_a_table_for_people_and_no_ratio_without_a_baseline(capsys):

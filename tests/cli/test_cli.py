@@ -234,8 +234,9 @@ SIMULATE = ["simulate", *JOB, "--workers", "4"]
         ),
         (
             ["plan", "--trace", "vgg16", "--network", "cluster1-16xk80-10gbe", "--workers", "8"],
-            "knows all-reduce by 'native' for 16 workers, not for 8",
+            "not for 8; calibrate with 8 workers, such as `gradweave calibrate --nodes 8`, or ask",
         ),
+        (["plan", *JOB], "--workers is missing; say how many, such as --workers 4\n"),
         (["plan", *JOB, "--workers", "4,8", "--output", "p.json"], "--output takes one plan"),
         (["plan", *JOB, "--workers", "4", "--output", "no/such/p.json"], "No such file"),
     ],
@@ -270,6 +271,33 @@ def test_names_are_text_and_never_markup(capsys, tmp_path):
     out = capsys.readouterr().out
     for text in (*names, "[bold]odd", "parameter-server:100"):
         assert text in out
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (files.dumps(load_trace("alexnet")), "this is a trace, not a network"),
+        ("# Notes\n", "this is not JSON"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_what_it_is(capsys, tmp_path, text, complaint):
+    path = tmp_path / "file"
+    path.write_text(text)
+    argv = ["plan", "--trace", "alexnet", "--network", str(path), "--workers", "4"]
+    assert main(argv) == 2
+    assert capsys.readouterr().err == f"gradweave plan: {path}: {complaint}\n"
+
+
+def test_a_model_whose_module_ends_the_process(capsys, tmp_path, monkeypatch):
+    """As argparse does, in a script without a guard."""
+    (tmp_path / "without_guard.py").write_text("raise SystemExit(2)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["record", "--model", "without_guard:make", "--input", "2x3"]) == 2
+    assert capsys.readouterr().err == (
+        "gradweave record: importing without_guard ended this process; put what it runs under if "
+        '__name__ == "__main__"\n'
+    )
 
 
 def test_a_bad_file_is_named_and_leaves_no_output(capsys, tmp_path):

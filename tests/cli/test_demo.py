@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 from msgspec.structs import replace
@@ -109,7 +110,8 @@ def test_phases_of_the_training():
     training = demo.summed_up(
         demo.RealTraining(
             series={"gradweave": ours, "torch-ddp": torchs}, wrong=frozenset(), besides=None
-        )
+        ),
+        rate="200mbit",
     )
     assert [(one.phase, one.first_step, one.last_step) for one in training.phases] == [
         ("planning", 1, 8),
@@ -124,8 +126,9 @@ def test_phases_of_the_training():
     assert "without a gain" in demo.what_was_gained(slower)
 
 
-def test_the_demo_for_machines(capsys, monkeypatch, tmp_path):
-    """Only what it prints: nothing is trained."""
+@pytest.fixture
+def without_training(monkeypatch):
+    """Only what it prints, on loopback: nothing is trained."""
     stages = [("recording", 0), ("settled", 6)]
     real = demo.RealTraining(
         series={
@@ -150,7 +153,11 @@ def test_the_demo_for_machines(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "train_beside_torch", lambda *_, **__: beside)
     monkeypatch.setattr(demo, "train_for_real", lambda *_, **__: real)
     monkeypatch.setattr(demo, "_compare", lambda *_: rows)
+    monkeypatch.setattr(demo, "_show_planners", lambda _: None)
     monkeypatch.setattr(demo, "_report", lambda folder: folder / "report.html")
+
+
+def test_the_demo_for_machines(capsys, without_training, tmp_path):
     assert main(["demo", "--output", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["first_look"] == {
@@ -164,3 +171,25 @@ def test_the_demo_for_machines(capsys, monkeypatch, tmp_path):
     assert found["training"]["model"] == demo.REAL.model
     assert [one["runtime"] for one in found["runtimes"]] == ["torch-ddp"]
     assert found["report"] == str(tmp_path / "report.html")
+    assert found["training"]["rate"] is None  # on loopback
+
+
+def test_on_loopback_nothing_is_said_of_links(capsys, without_training, tmp_path):
+    assert main(["demo", "--output", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"5. The page: open {tmp_path / 'report.html'} in a browser." in said
+    assert said.startswith("4 workers on this machine, over loopback, train")
+    assert "Fashion-MNIST, 4 workers, over loopback" in said
+    assert "bit/s" not in said
+
+
+def test_without_plots_there_is_no_page(capsys, monkeypatch, without_training, tmp_path):
+    """That is said before the first minutes."""
+    monkeypatch.setitem(sys.modules, "altair", None)
+    why = "the demo's page needs altair, which is not installed; pip install 'gradweave[plots]'"
+    assert main(["demo", "--output", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"There will be no page: {why}.\n")
+    assert f"5. The page: none, for {why}.\n" in said
+    assert main(["demo", "--output", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["report"] is None

@@ -53,7 +53,7 @@ def test_tables_a_price_and_one_line_for_each_finding(capsys, told):
 def test_where_nothing_is_wrong_it_says_so(capsys, told):
     told(checkup(4))
     assert main(["doctor", "--nodes", "4"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "nothing found"
+    assert capsys.readouterr().out.splitlines()[-1] == "No problems found."
 
 
 def test_many_hosts_are_shown_by_what_each_comes_to(capsys, told):

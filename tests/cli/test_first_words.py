@@ -10,6 +10,7 @@ import gradweave
 from gradweave._src import collectives, presets
 from gradweave._src.bench.training import check_runtimes, runtime_names
 from gradweave._src.cli import VERBS, main
+from gradweave._src.cli.bench import BENCHES
 from gradweave._src.cli.listing import KINDS
 from gradweave._src.compression import COMPRESSION_SUMMARIES, EXCHANGE_NAMES, ROUNDING_NAMES
 from gradweave._src.glossary import RUNTIMES
@@ -44,6 +45,33 @@ def test_help_begins_with_what_it_does_for_a_user(capsys, monkeypatch):
 def test_every_verb_has_help(capsys, verb):
     summary = (VERBS[verb].__doc__ or "").splitlines()[0]
     assert summary in said(capsys, verb, "--help")
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_benchmark_has_a_sentence_and_an_example(capsys, name):
+    summary = (BENCHES[name].__doc__ or "").splitlines()[0]
+    assert summary[0].isupper()
+    assert summary.endswith(".")
+    help_text = said(capsys, "bench", name, "--help")
+    assert summary in help_text
+    assert f"\n  gradweave bench {name}" in help_text
+
+
+@pytest.mark.parametrize(
+    ("verbs", "takes_several"),
+    [
+        (["doctor"], False),
+        (["calibrate"], False),
+        (["bench", "collectives"], True),
+        (["bench", "training"], True),
+    ],
+    ids=str,
+)
+def test_only_where_several_clusters_are_measured_help_says_so(capsys, verbs, takes_several):
+    in_one_line = " ".join(said(capsys, *verbs, "--help").split())
+    nodes = "nodes of an emulated cluster"
+    assert nodes in in_one_line
+    assert (f"{nodes}; several numbers are separated by commas" in in_one_line) == takes_several
 
 
 def test_everything_is_listed_with_one_line(capsys):

@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_environment_comes_first_and_torch_is_named():
     assert COMMANDS.startswith("source .venv/bin/activate\n")
     (needed,) = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
-    assert f"torch {needed} or newer" in section(README, "From the command line")
+    assert f"torch [{needed} or newer]" in section(README, "Install")
 
 
 @pytest.mark.long

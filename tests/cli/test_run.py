@@ -139,6 +139,25 @@ def test_an_error_is_the_scripts_own(tmp_path):
         assert is_restored
 
 
+def test_a_script_may_have_our_hook(tmp_path):
+    """It ends planning, as any hook does, and sends what it sends with torch's class."""
+    text = """
+        import gradweave
+
+        torch.manual_seed(0)
+        model = DDP(torch.nn.Linear(6, 2))
+        state = gradweave.hooks.SparseState(model, gradweave.GTopK(0.2))
+        model.register_comm_hook(state, gradweave.hooks.gtopk)
+        torch.manual_seed(1 + dist.get_rank())
+        for _ in range(5):
+            model(torch.randn(4, 6)).square().mean().backward()
+        print(model.module.weight.grad.tolist(), state.state_dict()["step"])
+    """
+    for (ours, torchs), said, _ in on_two(text, scratch=tmp_path):
+        assert ours[:2] == torchs[:2], ours[2]
+        assert (ours[1], "hook" in said) == (0, said != "")
+
+
 def test_options_are_for_every_wrapper(tmp_path):
     text = """
         class Mine(DDP):
@@ -217,6 +236,12 @@ def test_a_misspelt_option_is_one_line(capsys):
     assert "no option --precison, did you mean --precision?" in capsys.readouterr().err
 
 
+def test_of_a_missing_script_only_the_script_is_missed(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--precision", "exact"])
+    assert "the following arguments are required: script; see" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ours", [[], ["--precision", "exact"], ["--precision=exact"]])
 def test_what_follows_the_script_is_the_scripts(capsys, tmp_path, launched, ours):
     """Also options that we do not have, and those that we do."""
@@ -252,7 +277,13 @@ def test_a_process_that_nobody_launched_keeps_torchs_class(capsys, tmp_path, mon
     out, err = capsys.readouterr()
     assert "torch" in out
     assert "gradweave" not in out
-    assert err.startswith("gradweave: no launcher has started this process")
+    assert err == (
+        "gradweave: this process was not started by torchrun, so torch's own class is used; start "
+        f"it with torchrun … -m gradweave run {script}\n"
+    )
+    script.write_text("raise KeyError('RANK')")
+    assert main(["run", str(script)]) == 1
+    assert capsys.readouterr().err.startswith("gradweave: this process was not started by torchrun")
 
 
 @pytest.mark.usefixtures("launched")

@@ -75,8 +75,8 @@ def test_a_port_in_use_is_one_line(tmp_path):
     assert done.returncode == 2, done.stderr
     *_, last = done.stderr.splitlines()
     assert last == (
-        f"gradweave bench: 127.0.0.1:{place['MASTER_PORT']} is in use by another program; give "
-        "torchrun another --master-port"
+        f"gradweave bench collectives: 127.0.0.1:{place['MASTER_PORT']} is in use by another "
+        "program; give torchrun another --master-port"
     )
     assert "Traceback" not in done.stderr
     assert not list(Path(tmp_path).iterdir())

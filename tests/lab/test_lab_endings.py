@@ -16,8 +16,6 @@ import gradweave
 from gradweave._src.cli import main
 from gradweave._src.lab import Cluster, ClusterSpec
 
-GONE_WITHIN_S = 5.0
-
 # A test's launcher may run where SIGINT or, under nohup, SIGHUP is ignored.
 LAUNCHER = """
 import signal, sys
@@ -46,7 +44,7 @@ def launcher(request, namespaces):
 
 
 def wait_until_gone(processes):
-    deadline_s = time.monotonic() + GONE_WITHIN_S
+    deadline_s = time.monotonic() + LIMIT_S
     while (left := alive(processes)) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert not left

@@ -98,6 +98,17 @@ def test_ranks_are_told_what_torchrun_would_tell_them():
     assert "10.77.2.2 node2-1\n::ffff:10.77.2.2 node2-1\n" in hosts_file(spec)
 
 
+@pytest.mark.parametrize("found", [-1, 2, 7])
+def test_there_are_no_other_ranks_and_nodes(found):
+    spec = ClusterSpec(nodes=2)
+    for ask in (spec.node_of, spec.address_of, spec.second_address_of):
+        with pytest.raises(RequestError, match=f"rank must be between 0 and 1, got {found}"):
+            ask(found)
+    for ask in (spec.rack_of, spec.ranks_of):
+        with pytest.raises(RequestError, match=f"node must be between 0 and 1, got {found}"):
+            ask(found)
+
+
 def test_the_only_rank_of_a_node_hangs_on_the_nodes_own_cable():
     layout = lay_out(ClusterSpec(nodes=2, rate="1gbit", local_rate="4gbit"))
     assert layout.bridges == ("core",)

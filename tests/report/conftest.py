@@ -1,9 +1,14 @@
-import os
+import json
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import vl_convert
+from needs import missing
 from report_cases import (
     drawn_trace,
     measured_network,
@@ -28,13 +33,28 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             item.add_marker(pytest.mark.xdist_group("browser"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def every_chart_is_drawn_once() -> Iterator[None]:
+    """Of pages that tests make again and again, most charts are the same."""
+    draw = vl_convert.vegalite_to_svg
+
+    @cache
+    def drawn(chart: str, vl_version: str) -> str:
+        return draw(json.loads(chart), vl_version=vl_version)
+
+    def draw_once(chart: dict[str, Any], *, vl_version: str) -> str:
+        return drawn(json.dumps(chart), vl_version)
+
+    with patch.object(vl_convert, "vegalite_to_svg", draw_once):
+        yield
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[webdriver.Chrome]:
     """Without one tests are skipped, except where CI is set: there they must run."""
     driver, program = shutil.which("chromedriver"), shutil.which("chromium")
     if driver is None or program is None:
-        reason = "no browser: install chromium and chromium-driver"
-        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+        missing("no browser: install chromium and chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = program
     for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):

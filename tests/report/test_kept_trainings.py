@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from drawn_timelines import assert_drawn_as_measured
+from needs import missing
 from test_browser import Page
 
 from gradweave._src.cli import main
@@ -84,7 +85,7 @@ def runs(tmp_path_factory):
     except LabError as error:
         if "namespaces are forbidden" not in str(error):
             raise
-        pytest.skip(str(error))
+        missing(str(error))
     return path / "runs"
 
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from msgspec.structs import replace
 
+from gradweave import RequestError
 from gradweave._src import files
 from gradweave._src.cli import main
 from gradweave._src.report.folders import read_folders
@@ -38,6 +39,14 @@ def test_a_folder_of_runs_is_all_of_them(tmp_path, small_run):
         shutil.copytree(small_run, tmp_path / name)
     (tmp_path / "notes").mkdir()
     assert [folder.name for folder in read_folders([tmp_path])] == ["a", "b"]
+
+
+def test_folders_of_benchmarks_are_looked_into(tmp_path, small_run):
+    shutil.copytree(small_run, tmp_path / "mine")
+    for name in ("alexnet-2-nodes", "alexnet-4-nodes", ".hidden"):
+        shutil.copytree(small_run, tmp_path / "20250101-120000" / name)
+    found = [folder.name for folder in read_folders([tmp_path])]
+    assert found == ["alexnet-2-nodes", "alexnet-4-nodes", "mine"]
 
 
 def broken_run(kind, path):
@@ -148,13 +157,13 @@ def test_losses_come_back_as_they_were(small_run):
 )
 def test_losses_check_themselves(change, complaint):
     good = {"label": "a", "steps": (0, 1), "losses": (2.0, 1.0), "wall_s": (0.0, 1.0)}
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(RequestError, match=complaint):
         LossSeries(**{**good, **change})
 
 
 def test_labels_of_losses_differ(small_run):
     one, _ = files.read(small_run / "losses.json", Losses).series
-    with pytest.raises(ValueError, match="'dense' stands twice"):
+    with pytest.raises(RequestError, match="'dense' stands twice"):
         Losses(series=(one, one))
-    with pytest.raises(ValueError, match="series must not be empty"):
+    with pytest.raises(RequestError, match="series must not be empty"):
         Losses(series=())

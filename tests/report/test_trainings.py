@@ -1,6 +1,7 @@
 """Folders that save_run() has written: alone, side by side, and with parts that are missing."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -29,6 +30,7 @@ from gradweave._src.report.drawing import WIDE
 from gradweave._src.report.folders import read_folders
 from gradweave._src.report.page import make_page
 from gradweave._src.report.perfetto import trace_events
+from gradweave._src.report.sentences import about_learnt
 from gradweave._src.report.training_charts import MOST_POINTS, StepTimes, step_times, thinned
 from gradweave._src.results import Losses, LossSeries, Results
 
@@ -78,8 +80,21 @@ def test_several_trainings_stand_side_by_side(mine, torchs, tmp_path):
     assert "Trainings side by side" in words
     assert "mine: gradweave" in words
     assert "torch: torch-ddp" in words
-    assert "times as long." in words
+    assert re.search(r"\w+ is \d\.\d\dx as fast as \w+: [\d.]+ instead of [\d.]+ ms an iter", words)
+    assert "open circles were measured on 4 workers, dots are simulated with what messages by" in (
+        words
+    )
+    assert "which is rough" not in words
     assert "Who has learnt how much, and when" in words
+
+
+def test_prices_that_training_alone_has_shown_are_called_rough(mine, tmp_path):
+    learnt = replace(measured_network(), name="learnt in training")
+    alone = write_training(tmp_path / "alone", drawn_trace(30), learnt)
+    rough = "start from what training's own messages have shown, which is rough."
+    assert about_learnt(read_folders([mine])) is None
+    assert about_learnt(read_folders([alone])) == f"These {rough}"
+    assert about_learnt(read_folders([alone, mine])) == f"Of alone these {rough}"
 
 
 def test_trainings_of_one_name_are_told_apart(mine, tmp_path):

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradweave import RequestError, Tensor, Trace
 from gradweave._src.clocks import HostClock
-from gradweave._src.measure.backward import record_trace
+from gradweave._src.measure.backward import record_by_clock
 from gradweave._src.workloads.replay import Dispatching, Replay, Waiting
 
 BATCH = torch.zeros(1)
@@ -50,7 +50,7 @@ def recorded(trace, timer):
         model(BATCH).backward()
 
     clock = HostClock(timer.now_s)
-    return record_trace(
+    return record_by_clock(
         model, step, name="again", batch_size=1, warmup=0, iterations=2, clock=clock
     ).trace
 

@@ -112,10 +112,10 @@ class Real:
         return most == -negated_least
 
 
-def best_cap_mb(work: Work, group: dist.ProcessGroup) -> float:
+def best_cap_mb(work: Work, group: dist.ProcessGroup) -> float | None:
     """Return the best cap, as `gradweave bench training` sweeps for it."""
     caps = swept_caps_mb(sum(parameter.nbytes for parameter in work.model().parameters()))
-    taken_s: dict[float, list[float]] = {cap: [] for cap in caps}
+    taken_s: dict[float | None, list[float]] = {cap: [] for cap in caps}
     for _ in range(SWEEP_REPEATS):
         for cap in caps:
             step = work.step_of(_torchs(work.model(), group, cap))

@@ -187,7 +187,7 @@ def _check_collective(runtime: str) -> None:
 
 
 def finds_its_plan(runtime: str) -> bool:
-    """Whether it is ``gradweave``, perhaps with what it may change: ``gradweave:rounded``."""
+    """Return whether it is ``gradweave``, or ``gradweave:rounded`` and the like."""
     return parse_spec(runtime).name == OURS
 
 
@@ -226,7 +226,7 @@ def to_measure(runtimes: Sequence[str]) -> tuple[Way, ...]:
 
 
 def needs_slow_ways(runtimes: Sequence[str]) -> bool:
-    """Whether a runtime names a collective: its price is wanted though nobody would choose it."""
+    """Return whether a runtime names a collective, whose price is wanted even if it is slow."""
     return any(BY in name for name in runtimes)
 
 
@@ -356,14 +356,17 @@ def steps(trace: Trace, settings: Settings, found: Sequence[Prediction] = ()) ->
     return swept + asked + (len(settings.runtimes) + 1) * passes
 
 
-SWEEP_REPEATS = 2
+SWEEP_REPEATS = 3
 SWEEP_ITERATIONS = 3
 
 
 def _best_cap_mb(
     runtime: str, ask_ranks: AskRanks, job: Job, settings: Settings, advance: Callable[[], None]
-) -> float:
-    """Return the cap, of those that a patient user would try, with which a runtime is fastest."""
+) -> float | None:
+    """Return the cap, of those that a patient user would try, with which a runtime is fastest.
+
+    It is None where nothing is faster than torch's own caps.
+    """
     cases = [
         replace(_case(runtime, job, cap), runtime=f"{runtime}:{cap}")
         for cap in swept_caps_mb(job.trace.nbytes.sum())
@@ -371,15 +374,16 @@ def _best_cap_mb(
     sweep = replace(settings, repeats=SWEEP_REPEATS, iterations=SWEEP_ITERATIONS)
     question = _question(job.trace, cases, sweep, timelines=False)
     answers = ask_for_times(ask_ranks, question, advance)
-    fastest = min(cases, key=lambda case: median_s(answers, case.runtime))
-    assert fastest.bucket_cap_mb is not None
-    return fastest.bucket_cap_mb
+    return min(cases, key=lambda case: median_s(answers, case.runtime)).bucket_cap_mb
 
 
-def swept_caps_mb(nbytes: float) -> list[float]:
-    """Return the caps to try, up to the first that takes all of a model's gradients."""
+def swept_caps_mb(nbytes: float) -> list[float | None]:
+    """Return the caps to try, up to the first that takes all of a model's gradients.
+
+    None is torch's own: somebody who finds nothing better leaves the argument out.
+    """
     smaller = [cap for cap in SWEPT_MB if cap < nbytes / MIB]
-    return list(SWEPT_MB[: len(smaller) + 1])
+    return [None, *SWEPT_MB[: len(smaller) + 1]]
 
 
 def _case(runtime: str, job: Job, cap_mb: float | None) -> Case:

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with ending_in_order():
             return _result(options)
     except KeyboardInterrupt:
-        print(f"gradweave {options.verb}: interrupted", file=sys.stderr)
+        print(f"{options.program}: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -91,7 +91,7 @@ def _result(options: argparse.Namespace) -> int:
     except BrokenPipeError:  # `head`, for one, has seen enough, and that is no failure
         exit_code = 0
     except (GradweaveError, OSError) as error:
-        print(f"gradweave {options.verb}: {printable(str(error))}", file=sys.stderr)
+        print(f"{options.program}: {printable(str(error))}", file=sys.stderr)
         exit_code = 2
     return exit_code
 

@@ -75,14 +75,14 @@ def _add_jobs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--workers",
         metavar="W",
         type=worker_counts,
-        help="how many workers (default: as many as the network was measured with)",
+        help="numbers of workers (default: as many as the network was measured with)",
     )
     jobs.add_argument(
         "--selection",
         metavar="T",
         type=told(parse_duration),
-        help="to select what travels, for each element, such as 2ns (default: what the network "
-        "file says)",
+        help="time to select what travels, for each element, such as 2ns (default: what the "
+        "network file says)",
     )
     return jobs
 
@@ -178,7 +178,7 @@ def _only_number_of_workers(networks: Sequence[Network]) -> tuple[int, ...]:
     match list({network.known_workers for network in networks}):
         case [(only,)]:
             return (only,)
-    raise RequestError("--workers is missing; say how many, such as --workers 4,8,16")
+    raise RequestError("--workers is missing; say how many, such as --workers 4")
 
 
 def names(text: str) -> list[str]:

@@ -1,7 +1,15 @@
-"""time collectives, ours and the backend's: times, bandwidths, correctness"""
+"""Time collectives, and check their results.
+
+They are those of Gradweave and the backend's own, which is called native; the table has times,
+bandwidths, and whether sums were right. Examples:
+
+  gradweave bench collectives --nodes 4 --rate 1gbit --algorithm native,ring --size 64KB,32MB
+  torchrun --nnodes 2 --nproc-per-node 4 … -m gradweave bench collectives --op all-reduce
+"""
 
 import argparse
 from itertools import product
+from typing import get_args
 
 import msgspec
 from msgspec import Struct
@@ -43,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     count = whole_number(least=1)
     what = parser.add_argument_group("what to time", "several are separated by commas")
     what.add_argument(
-        "--op", type=operations, default=["all-reduce"], metavar="O", help="default: all-reduce"
+        "--op",
+        type=operations,
+        default=["all-reduce"],
+        metavar="O",
+        help=f"operations: {', '.join(get_args(Operation))} (default: all-reduce)",
     )
     what.add_argument(
         "--algorithm",
@@ -57,12 +69,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_sizes,
         default=[10**6],
         metavar="S",
-        help="with its unit, such as 64KB (default: 1MB)",
+        help="size of a message with its unit, such as 64KB (default: 1MB)",
     )
     what.add_argument(
-        "--repeats", type=count, default=7, metavar="N", help="each, in turn (default: 7)"
+        "--repeats",
+        type=count,
+        default=7,
+        metavar="N",
+        help="how often each is timed (default: 7)",
     )
-    add_cluster_arguments(parser)
+    add_cluster_arguments(parser, several=True)
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 
 

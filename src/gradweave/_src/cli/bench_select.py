@@ -1,11 +1,24 @@
-"""time the selection of the largest gradients, ours and torch's"""
+"""Time how long it takes to select the largest gradients.
+
+Examples:
+
+  gradweave bench select
+  gradweave bench select --numel 1000000 --density 0.01 --method torch-topk,threshold
+"""
 
 import argparse
 
 import msgspec
 
+from gradweave._src.checks import why_missing
 from gradweave._src.cli.arguments import names, number, whole_number
-from gradweave._src.cli.tables import milliseconds, print_json, print_table, progress_bar
+from gradweave._src.cli.tables import (
+    milliseconds,
+    print_json,
+    print_note,
+    print_table,
+    progress_bar,
+)
 
 RESNET50 = 25_557_032
 MOST_ELEMENTS = 2 * 10**9
@@ -31,12 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method",
         type=names,
         metavar="M",
-        help="radix, threshold, torch-topk, sampled, gaussian (default: all)",
+        help="methods: radix, threshold, torch-topk, sampled, gaussian (default: all)",
     )
     parser.add_argument(
-        "--repeats", type=count, default=7, metavar="N", help="each, in turn (default: 7)"
+        "--repeats",
+        type=count,
+        default=7,
+        metavar="N",
+        help="how often each is timed, in turn (default: 7)",
     )
-    parser.add_argument("--threads", type=count, default=1, metavar="N", help="default: 1")
+    parser.add_argument(
+        "--threads",
+        type=count,
+        default=1,
+        metavar="N",
+        help="threads that torch may use (default: 1)",
+    )
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 
 
@@ -45,6 +68,10 @@ def run(options: argparse.Namespace) -> None:
     from gradweave._src.sparse.timing import time_selections
 
     methods = options.method or list(SELECTIONS)
+    why = why_missing("numba", what="selection by radix", extra="sparse")
+    if why is not None and options.method is None:
+        print_note(f"without radix: {why}")
+        methods.remove("radix")
     with progress_bar(len(methods) * (options.repeats + 1), doing="selecting") as advance:
         timings = time_selections(
             methods,

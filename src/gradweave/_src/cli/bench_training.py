@@ -1,4 +1,11 @@
-"""train replayed models under several runtimes: predicted and measured times"""
+"""Train replayed models under several runtimes, and print predicted and measured times.
+
+Examples:
+
+  gradweave bench training --nodes 4 --rate 1gbit --trace densenet201 --parameter-scale 0.25 \\
+      --forward 250ms --backward 500ms --runtime torch-ddp,torch-ddp-tuned,gradweave,wfbp,mgwfbp
+  torchrun --nnodes 2 --nproc-per-node 4 … -m gradweave bench training --trace resnet50
+"""
 
 import argparse
 import shlex
@@ -62,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=names(DEFAULT_RUNTIMES),
         metavar="R",
         help="what to compare, as `gradweave list runtimes` names and explains them: torch-ddp, "
-        "gradweave (our wrapper, which plans by itself), a planner, whose plan our wrapper is "
+        "gradweave (its wrapper, which plans by itself), a planner, whose plan that wrapper is "
         f"given, and many more (default: {DEFAULT_RUNTIMES})",
     )
     parser.add_argument(
@@ -85,9 +92,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a calibrated network (default: calibrate the cluster first)",
     )
     count = whole_number(least=1, most=10_000)
-    parser.add_argument("--repeats", type=count, default=3, metavar="N", help="default: 3")
     parser.add_argument(
-        "--iterations", type=count, default=5, metavar="N", help="in each repeat (default: 5)"
+        "--repeats",
+        type=count,
+        default=3,
+        metavar="N",
+        help="how often each runtime is timed, in turn (default: 3)",
+    )
+    parser.add_argument(
+        "--iterations",
+        type=count,
+        default=5,
+        metavar="N",
+        help="how many iterations each repeat has (default: 5)",
     )
     parser.add_argument(
         "--warmup",
@@ -96,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="iterations before those; torch builds its buckets in the first two (default: 3)",
     )
-    add_cluster_arguments(parser)
+    add_cluster_arguments(parser, several=True)
     parser.add_argument(
         "--output", metavar="DIR", help="where to write the run (default: runs/DATE-TIME)"
     )

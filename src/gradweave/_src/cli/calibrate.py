@@ -8,6 +8,7 @@ Examples:
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from gradweave._src import collectives, files
 from gradweave._src.bench.calibration import CalibrationQuestion, calibrate_cluster
@@ -32,7 +33,7 @@ from gradweave._src.errors import RequestError
 from gradweave._src.lab import Cluster, ClusterSpec
 from gradweave._src.network import CollectiveCost, Network
 from gradweave._src.travel import parse_travel
-from gradweave._src.vocabulary import MIB, alternatives, parse_bytes, parse_spec
+from gradweave._src.vocabulary import MIB, Operation, alternatives, parse_bytes, parse_spec
 
 # A line that is wrong by more than this somewhere does not describe the points.
 WORST_RESIDUAL = 0.25
@@ -41,7 +42,11 @@ WORST_RESIDUAL = 0.25
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to time", "several are separated by commas")
     what.add_argument(
-        "--op", type=operations, default=["all-reduce"], metavar="O", help="default: all-reduce"
+        "--op",
+        type=operations,
+        default=["all-reduce"],
+        metavar="O",
+        help=f"operations: {', '.join(get_args(Operation))} (default: all-reduce)",
     )
     what.add_argument(
         "--algorithm",
@@ -63,10 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole_number(least=1, most=1000),
         default=7,
         metavar="N",
-        help="of each, in turn (default: 7)",
+        help="how often each is timed (default: 7)",
     )
     add_cluster_arguments(parser)
-    parser.add_argument("--name", help="of the network (default: from the cluster)")
+    parser.add_argument("--name", help="the network's name (default: from the cluster)")
     parser.add_argument("--output", metavar="FILE", help="write the network to this file")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 

@@ -10,13 +10,15 @@ from gradweave._src.lab import ClusterSpec
 _count = whole_number(least=1)
 
 
-def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+def add_cluster_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Add the options that describe a cluster, or several that differ in their number of nodes."""
     where = parser.add_argument_group("where", "without --nodes: in the group torchrun started")
     where.add_argument(
         "--nodes",
         type=_counts,
         metavar="N",
-        help="nodes of an emulated cluster; several numbers are separated by commas",
+        help="nodes of an emulated cluster"
+        + ("; several numbers are separated by commas" if several else ""),
     )
     add_link_arguments(where)
 
@@ -28,15 +30,17 @@ def add_link_arguments(where: argparse._ActionsContainer) -> None:
         type=_count,
         default=1,
         metavar="R",
-        help="how many on each (default: 1)",
+        help="ranks on each node (default: 1)",
     )
     where.add_argument(
-        "--rate", metavar="X", help="of each node's link, such as 1gbit (default: not shaped)"
+        "--rate",
+        metavar="X",
+        help="rate of each node's link, such as 1gbit (default: not limited)",
     )
     where.add_argument(
         "--local-rate",
         metavar="X",
-        help="of each rank's link inside its node (default: not shaped)",
+        help="rate of each rank's link inside its node, such as 10gbit (default: not limited)",
     )
     where.add_argument(
         "--racks",
@@ -46,16 +50,20 @@ def add_link_arguments(where: argparse._ActionsContainer) -> None:
         help="how many racks the nodes are spread over (default: 1)",
     )
     where.add_argument(
-        "--uplink-rate", metavar="X", help="of each rack's link to the core (default: not shaped)"
+        "--uplink-rate",
+        metavar="X",
+        help="rate of each rack's link to the core, such as 1gbit (default: not limited)",
     )
     where.add_argument(
-        "--delay", metavar="T", help="from node to node, one way, such as 0.2ms (needs netem)"
+        "--delay",
+        metavar="T",
+        help="one-way delay between nodes, such as 0.2ms; it needs netem (default: none)",
     )
     where.add_argument(
         "--second-rate",
         metavar="X",
-        help="of a second interface, eth1, that each rank gets on a network of its own (default: "
-        "there is none)",
+        help="rate of a second interface, eth1, that each rank gets on a network of its own "
+        "(default: there is none)",
     )
     where.add_argument(
         "--loopback", action="store_true", help="run without namespaces, and without any shaping"

@@ -33,6 +33,7 @@ from gradweave._src.bench.training import (
     to_measure,
     train_on_cluster,
 )
+from gradweave._src.checks import why_missing
 from gradweave._src.cli.bars import Bar, print_bars
 from gradweave._src.cli.tables import milliseconds, print_json, print_table, progress_bar
 from gradweave._src.errors import LabError
@@ -108,7 +109,7 @@ class Training(Struct, frozen=True, kw_only=True):
     """What the real training came to."""
 
     model: str
-    rate: str | None
+    rate: str | None  # None on loopback
     phases: tuple[Phase, ...]
     largest_difference: float  # of losses, in one step
 
@@ -124,7 +125,7 @@ class Demo(Struct, frozen=True, kw_only=True):
     first_look: FirstLook
     training: Training
     runtimes: list[Result]
-    report: str
+    report: str | None  # None where the extra `plots` is not installed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,6 +142,9 @@ def run(options: argparse.Namespace) -> None:
     now = datetime.now()  # noqa: DTZ005 as people read clocks
     folder = Path(options.output or Path("runs", f"demo-{now:%Y%m%d-%H%M%S}"))
     on_loopback = _has_no_lab(say)
+    why_no_page = why_missing("altair", what="the demo's page", extra="plots")
+    if why_no_page is not None:
+        say(f"There will be no page: {why_no_page}.")
 
     def cluster_of(spec: ClusterSpec) -> Cluster:
         return Cluster(spec, loopback=on_loopback)
@@ -148,7 +152,7 @@ def run(options: argparse.Namespace) -> None:
     trace = load_trace(TRACE).rescaled(
         forward_s=FORWARD_S, backward_s=BACKWARD_S, parameter_scale=PARAMETER_SCALE
     )
-    _introduce(trace, say)
+    _introduce(trace, say, on_loopback=on_loopback)
     with cluster_of(SPEC) as cluster, progress_bar(None, doing="half a minute") as advance:
         beside = train_beside_torch(cluster, trace, SETTINGS, advance=advance)
     first_look = _first_look(beside)
@@ -156,13 +160,13 @@ def run(options: argparse.Namespace) -> None:
         _show_bars(first_look)
     _show_explanation(first_look, say)
 
-    say(_about_real())
+    say(_about_real(on_loopback=on_loopback))
     with cluster_of(REAL_SPEC) as cluster:
         with progress_bar(None, doing="training") as advance:
             real = train_for_real(cluster, REAL, advance=advance)
         if real.besides is not None:
             write_run(RunFolder(folder / REAL.model), cluster, real, real.besides, command=COMMAND)
-    training = summed_up(real)
+    training = summed_up(real, rate=None if on_loopback else REAL_SPEC.rate)
     if not options.json:
         _show_training(training)
 
@@ -172,11 +176,13 @@ def run(options: argparse.Namespace) -> None:
     if not options.json:
         _show_planners(results)
 
-    report = _report(folder)
+    report = None if why_no_page is not None else _report(folder)
     if options.json:
-        done = Demo(first_look=first_look, training=training, runtimes=results, report=str(report))
+        written = None if report is None else str(report)
+        done = Demo(first_look=first_look, training=training, runtimes=results, report=written)
         print_json(done)
-    say(f"\n5. The page: open {report} in a browser.\n")
+    page = f"none, for {why_no_page}" if report is None else f"open {report} in a browser"
+    say(f"\n5. The page: {page}.\n")
     say(f"{INDENT}Use it: from gradweave import DistributedDataParallel as DDP (docs/runtime.md)")
 
 
@@ -200,12 +206,16 @@ def _has_no_lab(say: Say) -> bool:
         return True
 
 
-def _introduce(trace: Trace, say: Say) -> None:
+def _introduce(trace: Trace, say: Say, *, on_loopback: bool) -> None:
+    where = f"behind links of {_rate(SPEC)}, emulated on this machine,"
+    real = "network, messages and torch are real"
+    if on_loopback:
+        where, real = "on this machine, over loopback,", "messages and torch are real"
     text = (
-        f"{SPEC.nodes} workers behind links of {_rate(SPEC)}, emulated on this machine, train "
+        f"{SPEC.nodes} workers {where} train "
         f"{TRACE} in small: {trace.nbytes.sum() / 1e6:.1f} MB of gradients, forward "
         f"{FORWARD_S * 1e3:.0f} ms, backward {BACKWARD_S * 1e3:.0f} ms. Computing is emulated by "
-        "waiting; network, messages and torch are real."
+        f"waiting; {real}."
     )
     say(textwrap.fill(text, WIDTH) + "\n")
 
@@ -247,19 +257,17 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT + "  ")
 
 
-def _about_real() -> str:
-    return (
-        f"\n3. Real training: a small CNN on Fashion-MNIST, {REAL_SPEC.nodes} workers, links of "
-        f"{_rate(REAL_SPEC)}\n"
-    )
+def _about_real(*, on_loopback: bool) -> str:
+    links = "over loopback" if on_loopback else f"links of {_rate(REAL_SPEC)}"
+    return f"\n3. Real training: a small CNN on Fashion-MNIST, {REAL_SPEC.nodes} workers, {links}\n"
 
 
-def summed_up(real: RealTraining) -> Training:
+def summed_up(real: RealTraining, *, rate: str | None) -> Training:
     torchs, ours = real.series[TORCH], real.series[OURS]
     pairs = zip(torchs.losses, ours.losses, strict=False)
     return Training(
         model=REAL.model,
-        rate=REAL_SPEC.rate,
+        rate=rate,
         phases=tuple(_phases(torchs, ours)),
         largest_difference=max(abs(a - b) for a, b in pairs),
     )

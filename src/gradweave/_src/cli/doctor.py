@@ -1,6 +1,7 @@
-"""Look a cluster over before training: interfaces, links, cores, clocks, versions; what is wrong.
+"""Check a cluster before training, and say what is wrong and what to do.
 
-Each line at the end is one thing that is wrong, and what to do about it. Examples:
+It looks at interfaces, links, cores, clocks and versions. Each line at the end is one thing that is
+wrong, and what to do about it. Examples:
 
   torchrun --nnodes 4 … -m gradweave doctor --output doctor.html
   gradweave doctor --nodes 4 --rate 1gbit
@@ -102,4 +103,4 @@ def _print(diagnosis: Diagnosis) -> None:
     for finding in diagnosis.findings:
         print_line(f"- {finding.line}")
     if not diagnosis.findings:
-        print_line("nothing found")
+        print_line("No problems found.")

@@ -83,7 +83,9 @@ def shortened(name: str, width: int) -> str:
     """Return a name without its middle where it is too long: beginning and end tell names apart."""
     if cell_len(name) <= width:
         return name
-    left, right = len(name) // 2, len(name) // 2
+    # At most as many characters as cells on either side, so that few lengths are tried.
+    half = len(name) // 2
+    left, right = min(half, width), max(half, len(name) - width)
     while left and cell_len(name[:left] + ELLIPSIS + name[right:]) > width:
         if left > len(name) - right:
             left -= 1

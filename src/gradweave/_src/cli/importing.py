@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="take ProfilerStep#N (default: the last in the file)",
     )
-    parser.add_argument("--name", help="of the trace (default: the file's)")
+    parser.add_argument("--name", help="the trace's name (default: the file's)")
     parser.add_argument("--output", metavar="FILE", help="write the trace to this file")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 

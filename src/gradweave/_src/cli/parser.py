@@ -13,7 +13,11 @@ Parsed = TypeVar("Parsed")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of options that are written out, whose verbs are modules."""
+    """A parser of options that are written out, whose verbs are modules.
+
+    The arguments of a verb are added when it is asked for: those of all verbs take longer than most
+    of what is done for one.
+    """
 
     def __init__(self, **settings: Any) -> None:
         self.passes_on_rest = False  # to another program, whose options are its own
@@ -21,6 +25,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": as_written, "allow_abbrev": False, **settings})
         self.verbs: dict[str, Parser] = {}
         self.noun = ""
+        self._add_arguments: Callable[[Parser], None] | None = None
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
         self.passes_on_rest |= settings.get("nargs") == argparse.REMAINDER
@@ -36,10 +41,24 @@ class Parser(argparse.ArgumentParser):
             explained = (module.__doc__ or "").strip()
             summary = explained.partition("\n")[0].replace("%", "%%")
             self.verbs[name] = verbs.add_parser(name, help=summary, description=explained)
-            module.add_arguments(self.verbs[name])
+            # As errors begin; that of a verb inside of another takes the place of the outer one's.
+            self.verbs[name].set_defaults(program=self.verbs[name].prog)
+            self.verbs[name]._add_arguments = module.add_arguments  # noqa: SLF001 of this class
+
+    def complete(self) -> None:
+        """Add this verb's arguments, if that has not been done."""
+        add_arguments, self._add_arguments = self._add_arguments, None
+        if add_arguments is not None:
+            add_arguments(self)
+
+    def parse_known_args(self, *args: Any, **settings: Any) -> Any:
+        """Parse as argparse does, which calls this for a verb that was asked for."""
+        self.complete()
+        return super().parse_known_args(*args, **settings)
 
     def refuse_unknown(self, given: Sequence[str]) -> None:
         """Refuse a misspelt option or verb before argparse finds that something else is missing."""
+        self.complete()
         is_value = False
         for place, word in enumerate(given):
             if word == "--":

@@ -42,13 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="32x3x224x224 for random numbers, 32x128:50000 for random integers below 50000; "
         "repeat it for a model of several inputs; the first number is the batch size",
     )
-    parser.add_argument("--name", help="of the trace (default: the factory's)")
+    parser.add_argument("--name", help="the trace's name (default: the factory's)")
     parser.add_argument(
         "--iterations",
         type=whole_number(least=1, most=10_000),
         default=10,
         metavar="N",
-        help="after a warm-up of three (default: 10)",
+        help="how many iterations are recorded, after three for warming up (default: 10)",
     )
     parser.add_argument("--output", metavar="FILE", help="write the trace to this file")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
@@ -113,7 +113,7 @@ def _print(recording: "Recording") -> None:
     print_table(
         f"{trace.name}: forward {_times(trace.forward_s, recording.forward)}, backward "
         f"{_times(trace.backward_s, recording.backward)}, {len(tensors)} tensors; medians of "
-        f"{recording.iterations} iterations, and between what half of them lie",
+        f"{recording.iterations} iterations; in brackets the range of the middle half",
         {
             "tensor": [tensor.name for tensor in tensors],
             "elements": [f"{tensor.elements:,}" for tensor in tensors],

@@ -1,4 +1,4 @@
-"""Run a training script as it is, with our wrapper in place of torch's DistributedDataParallel.
+"""Run a training script as it is, with Gradweave's wrapper in place of torch's.
 
   torchrun --nproc-per-node 2 -m gradweave run train.py --epochs 3
 
@@ -28,28 +28,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache", metavar="FOLDER", help="where plans outlast the run (default: GRADWEAVE_CACHE)"
     )
     parser.add_argument("--plan", metavar="FILE", help="a plan or recipe, instead of planning")
-    parser.add_argument("--planner", metavar="P", help="which plan to try first")
-    parser.add_argument("--collective", metavar="C", help="how every message travels")
     parser.add_argument(
-        "--record-steps", metavar="N", type=whole_number(least=1), help="how many are recorded"
+        "--planner",
+        metavar="P",
+        help="the planner whose plan is tried first, as `gradweave list planners` names them "
+        "(default: optimal)",
+    )
+    parser.add_argument(
+        "--collective",
+        metavar="C",
+        help="one for all messages, such as native or ring, as `gradweave list collectives` names "
+        "them (default: auto, for each message what is fastest)",
+    )
+    parser.add_argument(
+        "--record-steps",
+        metavar="N",
+        type=whole_number(least=1),
+        help="how many steps are recorded (default: 5)",
     )
     parser.add_argument(
         "--trial-steps",
         metavar="N",
         type=whole_number(least=0),
-        help="how many a plan is timed for",
+        help="how many steps a plan is timed for in each of its turns; 0 trusts the prediction "
+        "(default: 4)",
     )
     parser.add_argument(
         "--replan-when",
         metavar="SHARE",
         type=number(above=0),
-        help="plan again when steps take another time by this share",
+        help="plan again when steps take another time by more than this share, such as 0.25 "
+        "(default: never, except with --cache)",
     )
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="the script is a module's name"
     )
     parser.add_argument("script", help=argparse.SUPPRESS)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    rest.required = False  # or else an error names it beside a script that is missing
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
-"""Try the wrappers on your devices: are results torch's, plans carried out, waits avoided?
+"""Check on your devices that the wrappers give torch's results.
 
-Starts a rank for each device, trains small models for a minute or two, and says in a table what
-was right. Paste the table into an issue, whatever it says: nobody but users has such devices.
-Examples:
+It also checks that plans are carried out, and that no host waits. It starts a rank for each device,
+trains small models for a minute or two, and says in a table what was right. Paste the table into an
+issue, whatever it says: nobody but users has such devices. Examples:
 
   gradweave selftest --device cuda
   gradweave selftest --device cuda --ranks 2 --json
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=whole_number(least=2, most=MOST_RANKS),
         metavar="N",
-        help="default: as many as there are devices, 2 on cpu",
+        help="how many ranks to start (default: as many as there are devices, 2 on cpu)",
     )
     parser.add_argument(
         "--import",

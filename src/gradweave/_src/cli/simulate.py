@@ -50,14 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.number(least=0, most=10),
         default=0.0,
         metavar="X",
-        help="standard deviation of each worker's times, as a share of them",
+        help="standard deviation of each worker's times, as a share of them (default: 0)",
     )
     jitter.add_argument(
         "--stragglers",
         type=arguments.whole_number(least=0),
         default=0,
         metavar="N",
-        help="so many workers are slow",
+        help="how many workers are slow (default: 0)",
     )
     jitter.add_argument(
         "--slowdown",
@@ -71,10 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.whole_number(least=1),
         default=100,
         metavar="N",
-        help="how many to average over when workers differ (default: 100)",
+        help="how many iterations to average over when workers differ (default: 100)",
     )
     jitter.add_argument(
-        "--seed", type=arguments.whole_number(least=0), default=0, metavar="N", help="default: 0"
+        "--seed",
+        type=arguments.whole_number(least=0),
+        default=0,
+        metavar="N",
+        help="seed of the random numbers (default: 0)",
     )
     parser.add_argument(
         "--chakra",
@@ -93,13 +97,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--restart",
         type=told(parse_duration),
         metavar="T",
-        help="from a failure until all train again, such as 300s (default: 0s)",
+        help="time from a failure until all train again, such as 300s (default: 0s)",
     )
     failing.add_argument(
         "--checkpoint",
         type=told(parse_duration),
         metavar="T",
-        help="to write one, while nobody trains, such as 30s (default: 0s)",
+        help="time to write a checkpoint, while nobody trains, such as 30s (default: 0s)",
     )
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 

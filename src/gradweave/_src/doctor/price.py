@@ -1,4 +1,7 @@
-"""What torch's wrapper costs on this network, for a model of a round number."""
+"""This module predicts what torch's wrapper costs on the measured network.
+
+The model that it is asked about has 100 MB of gradients.
+"""
 
 from collections.abc import Sequence
 
@@ -73,8 +76,8 @@ def sentences(price: Price) -> list[str]:
     ]
     second = f"With torch DDP, a model that computes for {'; one of '.join(steps)}."
     last = (
-        "What else could be done: gradweave calibrate --output network.json in place of doctor, "
-        "then gradweave advise --trace resnet50 --network network.json."
+        'Next: run the same line with "calibrate --output network.json" in the place of "doctor", '
+        "then: gradweave advise --trace resnet50 --network network.json"
     )
     return [first, second, last]
 

@@ -84,12 +84,19 @@ class Cluster:
         keep_going: bool = False,
         once_per_node: bool = False,
     ) -> Job:
-        """Run ``command`` on every rank, with ``env`` added to this process's environment.
+        """Start a command on every rank, and return without waiting for it.
 
-        The first rank that fails ends the others, unless they ``keep_going``. ``on_line`` sees
-        each line that a rank writes; it is called in another thread. ``once_per_node`` is for
-        torchrun's agents, which make ranks themselves: the command is started where each node's
-        first rank would be, and told nothing of ranks.
+        Args:
+            command: the program and its arguments.
+            env: what is added to this process's environment.
+            on_line: is called for each line that a rank writes, in another thread.
+            keep_going: whether the others go on when a rank fails; by default they are ended.
+            once_per_node: start it only where each node's first rank would be, and tell it nothing
+                of ranks: for launchers, which make ranks themselves.
+
+        Raises:
+            RequestError: if there is no such program.
+            LabError: outside of the cluster's block, or if a rank cannot be started.
         """
         number = len(self._jobs)
         environments = self._environments(
@@ -105,9 +112,19 @@ class Cluster:
         on_line: Callable[[OutputLine], None] | None = None,
         keep_going: bool = False,
     ) -> Job:
-        """Run a torchrun ``command`` on every node, where each agent is told of the others.
+        """Start torchrun on every node, where each agent is told of the others.
 
         What the command says of nodes and where they meet is left as it is.
+
+        Args:
+            command: torchrun, or python -m torch.distributed.run, and its arguments.
+            env: what is added to this process's environment.
+            on_line: is called for each line that an agent writes, in another thread.
+            keep_going: whether the others go on when an agent fails; by default they are ended.
+
+        Raises:
+            RequestError: if agents could not meet, or would start other ranks than asked for.
+            LabError: outside of the cluster's block, or if an agent cannot be started.
         """
         check_agents(command, self.spec)
         number = len(self._jobs)
@@ -155,7 +172,10 @@ class Cluster:
         return job
 
     def fail(self, node: int) -> None:
-        """Kill the node's ranks. Peers see their connections close; where it is cut, silence."""
+        """Kill the node's ranks.
+
+        Peers see closed connections, or nothing at all if the node's link is cut.
+        """
         self._ask(messages.Kill(list(self.spec.ranks_of(node))))
 
     def cut(self, node: int) -> None:
@@ -167,7 +187,16 @@ class Cluster:
         self._ask(messages.Plug(self._checked(node), plugged=True))
 
     def set_rate(self, node: int, rate: str) -> None:
-        """Hold the node's link to another rate, in both directions."""
+        """Hold the node's link to another rate, in both directions.
+
+        Args:
+            node: whose link it is.
+            rate: a text with unit, "100kbit" to "32gbit".
+
+        Raises:
+            RequestError: if there is no such node, or the rate is out of range.
+            LabError: on loopback, where no link is shaped.
+        """
         self._ask(messages.SetRate(self._checked(node), checked_rate(rate)))
 
     def rates(self, node: int) -> Rates:
@@ -216,7 +245,8 @@ class Cluster:
         if control is not None:
             control.close()
         for job in self._jobs:
-            job.join(_JOINED_WITHIN_S)
+            with suppress(Exception):  # whatever has come of it, its thread has ended then
+                job.wait(_JOINED_WITHIN_S)
 
 
 def _start_requests(

@@ -13,15 +13,16 @@ import socket
 import sys
 from contextlib import nullcontext, suppress
 from errno import EPERM
-
-from pyroute2.netlink.exceptions import NetlinkError
+from typing import TYPE_CHECKING
 
 from gradweave._src.errors import LabError
 from gradweave._src.lab import messages, namespaces
 from gradweave._src.lab.messages import Answer, Request
 from gradweave._src.lab.processes import Processes
 from gradweave._src.lab.spec import ClusterSpec, hosts_file
-from gradweave._src.lab.wiring import Wiring
+
+if TYPE_CHECKING:
+    from gradweave._src.lab.wiring import Wiring
 
 
 class Fabric:
@@ -33,6 +34,7 @@ class Fabric:
         self._selector = selectors.EpollSelector()
         self._processes = Processes(self._selector)
         self._wiring: Wiring | None = None  # None on loopback
+        self._refusals: tuple[type[Exception], ...] = (OSError,)  # what the kernel's are raised as
 
     def serve(self, launcher: int) -> None:
         """Answer until nobody asks; ``launcher`` is a pidfd, readable when that process ends."""
@@ -62,8 +64,8 @@ class Fabric:
             answer = self._answer(received.request, received.files)
         except LabError as error:
             answer = Answer(problem=str(error))
-        except (NetlinkError, OSError) as error:
-            code = error.code if isinstance(error, NetlinkError) else error.errno
+        except self._refusals as error:
+            code = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
             building = isinstance(received.request, messages.Build)
             answer = Answer(problem=str(error), forbidden=building and code == EPERM)
         finally:
@@ -97,13 +99,19 @@ class Fabric:
         if loopback:
             namespaces.adopt_orphans()
             return
+        # Loopback does without pyroute2.
+        from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415
+
+        from gradweave._src.lab.wiring import Wiring  # noqa: PLC0415
+
+        self._refusals = (OSError, NetlinkError)
         with suppress(PermissionError):  # in a container; ranks then see the outer process ids
             namespaces.mount_own_proc()
         with suppress(FileNotFoundError):
             namespaces.replace_file("/etc/hosts", hosts_file(spec))
         self._wiring = Wiring(spec)
 
-    def _links(self) -> Wiring:
+    def _links(self) -> "Wiring":
         if self._wiring is None:
             raise LabError("on loopback there are no links to cut, shape or count")
         return self._wiring

@@ -23,13 +23,16 @@ _LOST = -int(signal.SIGKILL)  # when a fabric ends, the kernel kills its ranks
 class RankExit(Struct, frozen=True):
     """How one rank of a job ended; ``JobResult.exits`` has one for each.
 
-    ``status`` is the exit status, or minus the number of the signal that ended the rank.
-    ``last_lines`` are the last twenty that it wrote.
+    Attributes:
+        rank: its rank.
+        node: the node that it ran on.
+        status: its exit status, or minus the number of the signal that ended it.
+        last_lines: the last twenty lines that it wrote.
     """
 
     rank: int
     node: int
-    status: int  # negative: the signal that ended it
+    status: int
     last_lines: tuple[str, ...]
 
     @property
@@ -46,10 +49,15 @@ class RankExit(Struct, frozen=True):
 
 
 class JobResult(Struct, frozen=True):
-    """How a job ended: the exit of each rank, and the first failure in the order of time."""
+    """How a job ended; ``Job.wait`` returns it.
 
-    exits: tuple[RankExit, ...]  # by rank
-    first_failure: RankExit | None  # in time
+    Attributes:
+        exits: how each rank ended, in the order of ranks.
+        first_failure: the exit of the rank that failed first; None if none did.
+    """
+
+    exits: tuple[RankExit, ...]
+    first_failure: RankExit | None
 
     @property
     def exit_code(self) -> int:
@@ -58,7 +66,7 @@ class JobResult(Struct, frozen=True):
 
 
 class Job:
-    """A command that runs on the ranks of a cluster; ``Cluster.start`` returns one.
+    """A command that runs on the ranks of a cluster; ``Cluster.start`` makes it.
 
     A thread takes in what the ranks write, and calls ``on_line`` for each line.
     """
@@ -82,10 +90,14 @@ class Job:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> JobResult:
-        """Wait until every rank has ended, and say how each of them did.
+        """Wait until every rank has ended, and return how each of them did.
+
+        Args:
+            timeout_s: how many seconds to wait at most (default: any time).
 
         Raises:
-            LabError: if that takes longer than ``timeout_s``.
+            LabError: if that takes longer.
+            Exception: what ``on_line`` raised, if it did.
         """
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -98,12 +110,8 @@ class Job:
             first_failure=next((found for found in self._exits if found.status != 0), None),
         )
 
-    def join(self, timeout_s: float) -> None:
-        """Wait until the job's thread has ended, whatever has come of the ranks."""
-        self._thread.join(timeout_s)
-
     def stop(self, *, grace_s: float = GRACE_S) -> None:
-        """End the ranks with SIGTERM, and those that remain after ``grace_s`` with SIGKILL."""
+        """End the ranks by SIGTERM, and those that remain after ``grace_s`` seconds by SIGKILL."""
         self._control.request(Stop(self._number, grace_s))
 
     def _watch(self) -> None:

@@ -44,12 +44,12 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     nodes: int
     ranks_per_node: int = 1
-    rate: str | None = None  # of a node's link; None: as fast as the kernel
-    local_rate: str | None = None  # of a rank's link inside its node
+    rate: str | None = None
+    local_rate: str | None = None
     racks: int = 1
-    uplink_rate: str | None = None  # of a rack's link to the core
-    delay: str | None = None  # from node to node, one way
-    second_rate: str | None = None  # of each rank's second interface; None: it has none
+    uplink_rate: str | None = None
+    delay: str | None = None
+    second_rate: str | None = None
 
     def __post_init__(self) -> None:
         for field, most in (("nodes", MAX_NODES), ("ranks_per_node", MAX_RANKS_PER_NODE)):
@@ -79,19 +79,22 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return parse_duration(self.delay) if self.delay else 0.0
 
     def node_of(self, rank: int) -> int:
-        """Return the node of a rank."""
+        """Return the node of a rank; RequestError where there is no such rank."""
+        if not 0 <= rank < self.world_size:
+            raise RequestError(f"rank must be between 0 and {self.world_size - 1}, got {rank}")
         return rank // self.ranks_per_node
 
     def rack_of(self, node: int) -> int:
-        """Return the rack of a node."""
+        """Return the rack of a node; RequestError where there is no such node."""
+        self.ranks_of(node)
         return node // (self.nodes // self.racks)
 
     def address_of(self, rank: int) -> str:
-        """Return the address of a rank."""
+        """Return the address of a rank; RequestError where there is no such rank."""
         return f"10.77.{self.node_of(rank)}.{rank % self.ranks_per_node + 1}"
 
     def second_address_of(self, rank: int) -> str:
-        """Return its address on a second network, as a management network beside a fast one."""
+        """Return a rank's address on the second network, which ``second_rate`` gives to all."""
         return self.address_of(rank).replace("10.77.", "10.78.", 1)
 
     def ranks_of(self, node: int) -> range:

@@ -35,8 +35,19 @@ def read_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Folder]:
 def _runs_in(path: Path) -> list[Path]:
     if not path.is_dir():
         raise RequestError(f"no folder {str(path)!r}; name the folder of a run")
-    inside = [] if _is_run(path) else sorted(p for p in path.iterdir() if _is_run(p))
-    return inside or [path]
+    if _is_run(path):
+        return [path]
+    # Benchmarks keep several runs in a folder of theirs.
+    found = [run for one in _folders_in(path) for run in ([one] if _is_run(one) else _runs_of(one))]
+    return found or [path]
+
+
+def _folders_in(path: Path) -> list[Path]:
+    return sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def _runs_of(path: Path) -> list[Path]:
+    return [one for one in _folders_in(path) if _is_run(one)]
 
 
 def _is_run(path: Path) -> bool:

@@ -23,7 +23,15 @@ from gradweave._src.report.folders import Folder
 from gradweave._src.report.inline import asset, embedded, policy_hash, template
 from gradweave._src.report.pricing import Price, known_price
 from gradweave._src.report.runtimes import explained, glossary, is_lossy, rows_in_order
-from gradweave._src.report.sentences import about, about_lossy, counted, headline, milliseconds
+from gradweave._src.report.sentences import (
+    about,
+    about_learnt,
+    about_lossy,
+    counted,
+    headline,
+    milliseconds,
+    side_by_side,
+)
 from gradweave._src.report.training_charts import StepTimes
 from gradweave._src.results import Losses, Result
 from gradweave._src.simulation import PAPER_WORKERS, Outcome, cases, run
@@ -55,6 +63,7 @@ def make_page(folders: Sequence[Folder]) -> str:
     return template("page.html").render(
         runs=runs,
         compared=_compared(folders),
+        rough=about_learnt([one for one in folders if known_price(one) is not None]),
         wires=list(WIRES),
         glossary=glossary([*names, *charts.PLANNERS]),
         data=embedded(document(folders)),
@@ -76,6 +85,7 @@ def _run(folder: Folder) -> dict[str, Any]:
         "wrong": [row.runtime for row in rows if row.correct is False],
         "command": folder.run.results.command,
         "workers": folder.workers,
+        "collective": None if (price := known_price(folder)) is None else price.collective,
         "times": _chart(lambda width: charts.iteration_times(rows, width)),
         "scaling": _scaling(folder, rows),
         "calibration": _calibration(folder),
@@ -193,16 +203,13 @@ def _compared(folders: Sequence[Folder]) -> dict[str, Any] | None:
         for name, folder in named
         for row in folder.run.results.rows
     ]
-    fastest, *_, slowest = sorted(rows, key=lambda row: row.iteration_s)
     curves = [
         replace(series, label=f"{name}: {series.label}")
         for name, folder in named
         for series in (() if folder.losses is None else folder.losses.series)
     ]
     return {
-        "sentence": f"{fastest.runtime} took {milliseconds(fastest.iteration_s)} ms an iteration "
-        f"(median), {slowest.runtime} {milliseconds(slowest.iteration_s)} ms: "
-        f"{slowest.iteration_s / fastest.iteration_s:.2f} times as long.",
+        "sentence": side_by_side({name: folder.run for name, folder in named}),
         "times": _chart(lambda width: charts.iteration_times(rows, width)),
         "losses": _losses(Losses(series=tuple(curves))) if len(curves) > 1 else [],
     }

@@ -1,10 +1,13 @@
 """What a run comes to, in sentences: the page says these before it shows anything."""
 
+from collections.abc import Mapping, Sequence
+
 from gradweave._src.compression import DEFAULT_DENSITY, EXCHANGE_NAMES
 from gradweave._src.report.folders import Folder
 from gradweave._src.report.runtimes import BASELINE, OURS, is_lossy
 from gradweave._src.results import Losses, LossSeries, Result
 from gradweave._src.runs import Run
+from gradweave._src.session.learning import LEARNT
 
 # Medians that differ by less are equally fast, on machines that do something else besides.
 EQUALLY_FAST = 0.02
@@ -35,6 +38,17 @@ def headline(run: Run) -> str:
     return said
 
 
+def side_by_side(trainings: Mapping[str, Run]) -> str:
+    """Say how many times as fast as the slowest the fastest training is, by their names."""
+    taken_s = {name: run.results.rows[0].iteration_s for name, run in trainings.items()}
+    fastest, *_, slowest = sorted(taken_s, key=lambda name: taken_s[name])
+    return (
+        f"{fastest} is {taken_s[slowest] / taken_s[fastest]:.2f}x as fast as {slowest}: "
+        f"{milliseconds(taken_s[fastest])} instead of {milliseconds(taken_s[slowest])} ms an "
+        "iteration (medians)."
+    )
+
+
 def _waiting(row: Result) -> str:
     if row.exposed_s is None:
         return ""
@@ -52,7 +66,10 @@ def _is_lossy(row: Result, run: Run) -> bool:
 
 
 def about_lossy(folder: Folder) -> str | None:
-    """Say how fast runtimes are that change the training, and what they learnt; None: no such."""
+    """Say how fast runtimes that change the training are, and what they learnt.
+
+    Return None if there are none.
+    """
     rows = [row for row in folder.run.results.rows if _is_lossy(row, folder.run)]
     if not rows:
         return None
@@ -97,6 +114,19 @@ def about(folder: Folder) -> str:
         f"{trace.nbytes.sum() / 1e6:,.1f} MB; times {trace.origin} ({trace.source}). "
         f"{_where(row)}. {priced}."
     )
+
+
+def about_learnt(folders: Sequence[Folder]) -> str | None:
+    """Say of which runs messages were priced by training alone; None where of none."""
+    learnt = [
+        folder.name
+        for folder in folders
+        if folder.run.network is not None and folder.run.network.name == LEARNT
+    ]
+    if not learnt:
+        return None
+    of = "These" if len(learnt) == len(folders) else f"Of {', '.join(learnt)} these"
+    return f"{of} start from what training's own messages have shown, which is rough."
 
 
 def _where(row: Result) -> str:

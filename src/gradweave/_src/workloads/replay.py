@@ -30,11 +30,15 @@ LEAST_WAIT_S = 2e-4
 
 
 class Timer(Protocol):
-    """Reads the clock and lets time pass; tests bring their own."""
+    """What a ``Replay`` reads the clock by and lets time pass with, such as one for tests."""
 
-    def now_s(self) -> float: ...
+    def now_s(self) -> float:
+        """Return the present moment in seconds, counted from any other."""
+        ...
 
-    def wait_until(self, moment_s: float) -> None: ...
+    def wait_until(self, moment_s: float) -> None:
+        """Return when that moment has come."""
+        ...
 
 
 class Waiting:
@@ -159,7 +163,7 @@ class GroupedReplay(nn.Module):
     before: whatever lets the host wait for parameters between two groups delays all that follows.
     """
 
-    def __init__(self, groups: Sequence["_Group"]) -> None:
+    def __init__(self, groups: Sequence[nn.Module]) -> None:
         super().__init__()
         self.groups = nn.ModuleList(reversed(groups))
 
