@@ -273,8 +273,8 @@ def page(everything: Everything, stem: str, *, full: bool) -> str:
         "cannot be the same where momentum is corrected before selection: weight decay is added "
         "after it, ten times as strong, which is what momentum makes of it in the long run; and "
         "gradient norms are clipped on each worker, before selection, where dense runs clip the "
-        "mean. `-equal` experiments have neither. `gtopk-tree-lossy` is the paper's own tree, "
-        "which forgets some of what it drops. All ranks of "
+        "mean. `gtopk-tree-lossy` is the paper's own tree, which "
+        "forgets some of what it drops. All ranks of "
         f"{sum(outcome.same_weights for outcome in shown)} of {len(shown)} trainings ended with "
         "the same bits.",
     ]

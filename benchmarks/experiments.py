@@ -148,6 +148,8 @@ EXPERIMENTS += [
             "sharded",
             "sharded:fixed:3MiB",
             "sharded:optimal:0",
+            "zero",
+            "fsdp2",
         ),
         repeats=5,
         iterations=3,

@@ -198,21 +198,30 @@ def page(everything: Everything) -> str:
             this machine's cores. For each cluster and trace the job is recorded where it will run,
             and messages are timed beside it; plans and predictions know that and nothing else, and
             are on the disk before anything trains. What is measured is the median of {REPEATS}
-            repeats' medians of {ITERATIONS} iterations, of the slowest rank. What the model knows
-            is in [measuring.md](measuring.md#what-a-prediction-knows)."""),
+            repeats' medians of {ITERATIONS} iterations, of the slowest rank, too few for an
+            interval. What the model knows is in
+            [measuring.md](measuring.md#what-a-prediction-knows)."""),
         "The error is predicted over measured time, less one: negative where the prediction is too "
         "fast.",
         "## The errors",
         table(
-            ["", "configurations", "mean", "mean size", "95 % below", "largest", "within 15 %"],
+            [
+                "",
+                "configurations",
+                "mean",
+                "mean of absolute errors",
+                "95th percentile of absolute errors",
+                "largest",
+                "within 15 %",
+            ],
             [_spread(title, errors) for title, errors in _groups(rows) if errors],
         ),
         f"![errors of all predictions, by runtime](images/{PICTURE})",
         paragraph("""
-            What is left of them: `wfbp` is predicted too slow, for its messages are of many sizes
-            and gloo carries two at a time. A stream of equal messages on 8 nodes took 15 to 18 ms
-            a message, whether 16 or 160 of them, handed over quickly or slowly, waited for in
-            order or all at once; those of training, a large one beside small ones, took 14.
+            What is left of them: `wfbp` is predicted too slow, probably because its messages are of
+            many sizes and gloo carries two at a time. A stream of equal messages on 8 nodes took 15
+            to 18 ms a message, whether 16 or 160 of them, handed over quickly or slowly, waited for
+            in order or all at once; those of training, a large one beside small ones, took 14.
             `sharded` is predicted too fast where nodes share cores, by its ring on Python's
             threads; how much threads of eight processes take from each other beyond what is timed
             beside the job is not explained."""),

@@ -1,7 +1,7 @@
 """Real training on emulated clusters: ``python benchmarks/real_training.py OUTPUT``.
 
-Real models on images of Fashion-MNIST under several runtimes, which all take the same steps on the
-same batches, one after the other, and then some in turns, when all are settled. Writes OUTPUT.json
+Real models on images of Fashion-MNIST under several runtimes, which all train on the same batches,
+one after the other, and then some in turns, when all are settled. Writes OUTPUT.json
 (every loss), OUTPUT.md and a picture. About ten minutes on two cores, which also compute here:
 times tell how runtimes compare, not what a cluster would take; leave the machine alone meanwhile.
 ``--only NAME`` trains one experiment anew and keeps the others of OUTPUT.json, ``--again`` writes
@@ -112,9 +112,13 @@ def page(found: list[Trained], stem: str) -> str:
     lines = [
         "# Real training on emulated clusters",
         "",
-        "Made by `python benchmarks/real_training.py`. All runtimes take the same steps on the "
-        "same batches of Fashion-MNIST from the same weights; losses are means over the ranks. "
-        "The workers compute on the two cores that also carry their messages. When all have "
+        "Made by `python benchmarks/real_training.py`. All runtimes train on the same batches of "
+        "Fashion-MNIST, in the same order and from the same weights; losses are means over the "
+        f"ranks. A training takes {RESNET20.least_steps} steps at least. ResNet-20's go on for "
+        f"{LAST_STEPS} steps after planning has settled, and those that come later take at least "
+        "as many as those before, so numbers of steps, and with them last losses, may differ; "
+        "differences of losses are over the steps that both have taken. The workers compute on the "
+        "two cores that also carry their messages. When all have "
         f"trained and are settled, they take turns of {STEPS_OF_A_TURN} steps, in an order that "
         "changes; ratios are of turns of the same round, mean and 95 % interval (Student's) over "
         "the rounds. "

@@ -66,8 +66,8 @@ def how_to_read() -> str:
         The paper's profile of one iteration on 4 K40m (AlexNet 256 MB, batch 1000; GoogLeNet 51 MB,
         batch 80) beside ours, replayed on 4 emulated nodes at 1 Gbit/s with an eighth of AlexNet's
         and a quarter of GoogLeNet's parameters, forward 0.1 s and backward 0.2 s
-        ({measured.page_of("training")}). Loops are numbered as in its section 4. Communication is
-        what computing does not hide. `native` is gloo's own.
+        ({measured.page_of("training")}; medians of three repeats, no intervals). Loops are numbered
+        as in its section 4. Communication is what computing does not hide. `native` is gloo's own.
     """
 
 
@@ -110,8 +110,9 @@ def real_words() -> str:
         f"""A small CNN really trained on Fashion-MNIST under the three loops, 4 nodes at 100
         Mbit/s, as the paper's Fig. 5 trains AlexNet and GoogLeNet
         ({measured.page_of("real_training")}). Losses are torch's: they differ by at most
-        {apart:.0e} in float32, where the order of summation switches single rectifiers, and by
-        {apart_double:.0e} in float64. Milliseconds of a step, torch's wrapper
+        {apart:.1e} in float32 in all loops, where the order of summation switches single
+        rectifiers, and by {apart_double:.0e} in float64 in `bsp-allreduce`, the one that was run
+        so. Milliseconds of a step, one run without repeats, torch's wrapper
         {real("torch-ddp") * 1e3:.0f}:""",
         holds=apart < 0.05 and apart_double < 1e-12,
     )

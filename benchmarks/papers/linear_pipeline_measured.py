@@ -53,7 +53,7 @@ def how_to_read() -> str:
         The same on emulated nodes with gloo's sockets ({measured.page_of("collectives")}): four
         nodes at 1 Gbit/s, {megabytes(sizes[0])} to {megabytes(sizes[-1])}, the other's time over
         the pipeline's, mean over sizes as the paper averages over its own (its Fig. 3), and from
-        {megabytes(1e6)} up:
+        {megabytes(1e6)} up. The commit that was measured had changes that were not committed:
     """
 
 

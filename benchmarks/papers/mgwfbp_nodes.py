@@ -130,10 +130,9 @@ def compared_table() -> str:
 def lab_is_another_cluster() -> str:
     """Say why the lab is another cluster; predictions by its calibrated curve bear that out."""
     errors = [
-        abs(row.predicted_s / row.iteration_s - 1)
+        abs(prediction_error(rows[planner]))
         for rows in lab().values()
-        for planner, row in rows.items()
-        if planner in {"single", "mgwfbp"}
+        for planner in ("single", "mgwfbp")
     ]
     counts = [lab()[trace, LARGEST]["mgwfbp"].messages for trace in MODELS.values()]
     return claim(
@@ -142,21 +141,31 @@ def lab_is_another_cluster() -> str:
         nodes because a gloo message among 8 processes on two cores starts so slowly that
         Algorithm 1 sends {counts[0]} and {counts[1]} messages, one of them being `single` itself.
         The reason was checked: predictions from the lab's calibrated curve are within
-        {max(errors):.0%} of these times.""",
+        {max(errors):.0%} of the times of `single` and `mgwfbp`.""",
         holds=max(errors) < 0.06 and min(counts) == 1,
     )
 
 
+def prediction_error(row: measured.Row) -> float:
+    return row.predicted_s / row.iteration_s - 1
+
+
 def wfbp_suffers() -> str:
+    rows = [lab()[trace, LARGEST]["wfbp"] for trace in MODELS.values()]
+    errors = [prediction_error(row) for row in rows]
+    pairs = [f"{row.predicted_s * 1e3:,.0f} for {row.iteration_s * 1e3:,.0f} ms" for row in rows]
     return claim(
         f"""`wfbp` / `mgwfbp` is {times(lab_ratio("GoogLeNet", "wfbp"))} and
         {times(lab_ratio("ResNet-50", "wfbp"))} in the lab, where the papers have about
         {PAPER_CLUSTER1_WFBP}x: a start-up there is a larger part of an iteration than on their
-        10 GbE, which the calibrated curve has too. On the authors' own curve WFBP loses
+        10 GbE. The calibrated curve has that too, and exaggerates it: its predictions of `wfbp` on
+        8 nodes are {errors[0]:.0%} and {errors[1]:.0%} too slow ({pairs[0]} and {pairs[1]}). On the
+        authors' own curve WFBP loses
         {times(simulated_ratio("GoogLeNet", "wfbp"))} and
         {times(simulated_ratio("ResNet-50", "wfbp"))}, less than they measured with two GPUs on each
         node; why is not explained, for their traces on 8 nodes are not published.""",
         holds=lab_ratio("ResNet-50", "wfbp") > 2
+        and min(errors) > 0.15
         and simulated_ratio("ResNet-50", "wfbp") < PAPER_CLUSTER1_WFBP,
     )
 
