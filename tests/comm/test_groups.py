@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import TIMEOUT, on_threads
+from ranks import gloo_group, on_threads
 
 from gradweave._src.comm import Communicator, small_messages
 from gradweave._src.comm.groups import common_place, same_ranks
@@ -71,11 +71,7 @@ def test_tiers_of_twins():
 
 def group_on(store, rank, life=""):
     """A group of two that has this store itself, as the next one in the life of a job has."""
-    group = dist.ProcessGroup(store, rank, 2)
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore(f"users {life}", store), rank, 2, TIMEOUT)
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-    return group
+    return gloo_group(store, rank, 2, addresses=dist.PrefixStore(f"users {life}", store))
 
 
 def while_another_waits(any_group, make, port):
