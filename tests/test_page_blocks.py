@@ -24,7 +24,7 @@ OWN_TESTS = {
 REASONS = {
     ("README.md", "make demo"): "tests/cli/test_demo.py runs it, and `make test` runs this",
     ("README.md", "source .venv"): "tests/cli/test_readme_commands.py runs it",
-    ("README.md", "pip install"): "tests/test_package.py builds and installs the package",
+    ("README.md", "# Into an environment"): "tests/test_package.py builds and installs the package",
     ("docs/accelerators.md", "gradweave selftest"): "GPUs; tests/cli/test_selftest.py has the CPU",
     ("docs/doctor.md", "torchrun --nnodes 4 …"): "tests/lab/test_lab_doctor.py does the same",
     ("docs/lab.md", "gradweave calibrate"): "minutes; tests/cli/test_bench.py runs these verbs",

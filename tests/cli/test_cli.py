@@ -190,6 +190,10 @@ SIMULATE = ["simulate", *JOB, "--workers", "4"]
         ([*SIMULATE, "--selection", "1e-8"], "'1e-8' is not a duration"),
         (["simulate", *JOB, "--workers", "0"], "whole number from 1 to 1000000, got '0'"),
         (["simulate", *JOB, "--workers", "four"], "whole number from 1 to 1000000, got 'four'"),
+        (
+            ["simulate", *JOB, "--workers", "4..8"],
+            "got '4..8'; commas separate several, as in 4,8",
+        ),
         (["simulate", *JOB, "--workers", "9" * 5000], "whole number from 1 to 1000000, got '999"),
         (["simulate", *JOB, "--workers", "٤"], "whole number from 1 to 1000000"),
         (
@@ -212,6 +216,11 @@ SIMULATE = ["simulate", *JOB, "--workers", "4"]
         (["simulate", "--tarce", "resnet50"], "no option --tarce, did you mean --trace?"),
         (["simulate", *JOB, "--colour", "red"], "no option --colour; see gradweave simulate --h"),
         (["simulate", "--network", "k80-10gbe"], "required: --trace"),
+        (
+            ["lab", "--nodes", "2", "python", "-c", "1"],
+            "no option -c; if it is for python, write -- before python",
+        ),
+        (["lab", "--nodes", "2", "--rack", "2", "x"], "no option --rack, did you mean --racks?"),
         (["fly"], "no verb 'fly'; there are demo, list"),
         (["simulat", *JOB], "no verb 'simulat', did you mean simulate? There are demo, list"),
         (["--verison"], "no option --verison, did you mean --version? See gradweave --help"),

@@ -30,7 +30,7 @@ from gradweave._src.report.drawing import WIDE
 from gradweave._src.report.folders import read_folders
 from gradweave._src.report.page import make_page
 from gradweave._src.report.perfetto import trace_events
-from gradweave._src.report.sentences import about_learnt
+from gradweave._src.report.sentences import about_learnt, side_by_side
 from gradweave._src.report.training_charts import MOST_POINTS, StepTimes, step_times, thinned
 from gradweave._src.results import Losses, LossSeries, Results
 
@@ -86,6 +86,18 @@ def test_several_trainings_stand_side_by_side(mine, torchs, tmp_path):
     )
     assert "which is rough" not in words
     assert "Who has learnt how much, and when" in words
+
+
+def test_trainings_with_the_same_messages_are_not_called_faster(mine, torchs):
+    ours, theirs = (folder.run for folder in read_folders([mine, torchs]))
+    runtime = theirs.results.rows[0].runtime
+    (plan,) = (ours.plans[row.runtime] for row in ours.results.rows)
+    assert "x as fast as" in side_by_side({"ours": ours, "theirs": theirs})
+    assert "x as fast as" in side_by_side({"ours": ours, "theirs": replace(theirs, plans={})})
+    same = replace(theirs, plans={runtime: replace(plan, planner="ddp")})
+    said = side_by_side({"ours": ours, "theirs": same})
+    assert "send the same messages, so something else makes the difference" in said
+    assert "as fast as" not in said
 
 
 def test_prices_that_training_alone_has_shown_are_called_rough(mine, tmp_path):

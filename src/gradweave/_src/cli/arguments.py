@@ -205,11 +205,18 @@ def _known(text: str, known: Sequence[str], what: str) -> list[str]:
 
 
 def worker_counts(text: str) -> list[int]:
-    return [whole_number(least=1)(part) for part in names(text)]
+    return _whole_numbers(text, whole_number(least=1))
 
 
 def _widths(text: str) -> list[int]:
-    return [whole_number(least=1, most=16)(part) for part in names(text)]
+    return _whole_numbers(text, whole_number(least=1, most=16))
+
+
+def _whole_numbers(text: str, parse: Callable[[str], int]) -> list[int]:
+    try:
+        return [parse(part) for part in names(text)]
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; commas separate several, as in 4,8") from None
 
 
 def whole_number(*, least: int, most: int = 1_000_000) -> Callable[[str], int]:

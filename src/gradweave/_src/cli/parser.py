@@ -21,6 +21,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         self.passes_on_rest = False  # to another program, whose options are its own
+        self.takes_command = False  # that program, behind "--" where it has options
         as_written = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"formatter_class": as_written, "allow_abbrev": False, **settings})
         self.verbs: dict[str, Parser] = {}
@@ -29,6 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
         self.passes_on_rest |= settings.get("nargs") == argparse.REMAINDER
+        self.takes_command |= names == ("command",)
         return super().add_argument(*names, **settings)
 
     def add_verbs(self, modules: Mapping[str, ModuleType], *, dest: str, noun: str) -> None:
@@ -59,13 +61,13 @@ class Parser(argparse.ArgumentParser):
     def refuse_unknown(self, given: Sequence[str]) -> None:
         """Refuse a misspelt option or verb before argparse finds that something else is missing."""
         self.complete()
-        is_value = False
+        is_value, command = False, ""
         for place, word in enumerate(given):
             if word == "--":
                 return
             option = re.match(r"--?[A-Za-z][^=]*", word)
             if option is not None:
-                self._refuse_unknown_option(option[0])
+                self._refuse_unknown_option(option[0], command)
                 takes_value = self._option_string_actions[option[0]].nargs != 0
                 is_value = takes_value and "=" not in word
             elif is_value:
@@ -77,11 +79,15 @@ class Parser(argparse.ArgumentParser):
                     self.error(f"no {self.noun} {word!r}{alternatives(word, self.verbs)}")
                 self.verbs[word].refuse_unknown(given[place + 1 :])
                 return
+            elif self.takes_command:
+                command = command or word
 
-    def _refuse_unknown_option(self, name: str) -> None:
+    def _refuse_unknown_option(self, name: str, command: str) -> None:
         known = self._option_string_actions
         if name in known:
             return
+        if command:
+            self.error(f"no option {name}; if it is for {command}, write -- before {command}")
         # A single dash is as often misspelt as a letter.
         close = closest(f"--{name.lstrip('-')}", known)
         self.error(f"no option {name}" + ("" if close is None else f", did you mean {close}?"))

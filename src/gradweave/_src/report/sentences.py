@@ -8,6 +8,7 @@ from gradweave._src.report.runtimes import BASELINE, OURS, is_lossy
 from gradweave._src.results import Losses, LossSeries, Result
 from gradweave._src.runs import Run
 from gradweave._src.session.learning import LEARNT
+from gradweave._src.travel import Travel
 
 # Medians that differ by less are equally fast, on machines that do something else besides.
 EQUALLY_FAST = 0.02
@@ -39,14 +40,32 @@ def headline(run: Run) -> str:
 
 
 def side_by_side(trainings: Mapping[str, Run]) -> str:
-    """Say how many times as fast as the slowest the fastest training is, by their names."""
+    """Say how many times as fast as the slowest the fastest training is, by their names.
+
+    Trainings that end with the same messages differ by what the machines did besides.
+    """
     taken_s = {name: run.results.rows[0].iteration_s for name, run in trainings.items()}
     fastest, *_, slowest = sorted(taken_s, key=lambda name: taken_s[name])
+    messages = [_messages(trainings[name]) for name in (fastest, slowest)]
+    if messages[0] is not None and messages[0] == messages[1]:
+        return (
+            f"{fastest} and {slowest} send the same messages, so something else makes the "
+            f"difference: {milliseconds(taken_s[fastest])} and {milliseconds(taken_s[slowest])} ms "
+            "an iteration (medians)."
+        )
     return (
         f"{fastest} is {taken_s[slowest] / taken_s[fastest]:.2f}x as fast as {slowest}: "
         f"{milliseconds(taken_s[fastest])} instead of {milliseconds(taken_s[slowest])} ms an "
-        "iteration (medians)."
+        "iteration (medians). They ran apart, so some of that may be the machine's."
     )
+
+
+def _messages(run: Run) -> list[tuple[frozenset[str], Travel]] | None:
+    """Return what travels together in a training, and how; None where that is not known."""
+    plan = run.plans.get(run.results.rows[0].runtime)
+    if plan is None:
+        return None
+    return [(frozenset(bucket.tensors), bucket.travel) for bucket in plan.buckets]
 
 
 def _waiting(row: Result) -> str:

@@ -199,7 +199,7 @@ def _baseline(known: Knowledge) -> Trial:
 
 def _why_nothing(known: Knowledge, candidates: tuple[Candidate, ...], baseline: Trial) -> str:
     if len(known.findings.trials) > 1:
-        return f"nothing that was tried is faster than {known.task.baseline}"
+        return f"turn by turn, nothing that was tried is clearly faster than {known.task.baseline}"
     if not _has_time_for(known, visits=1):
         return "the steps that planning may take were over before anything could be tried"
     best = min(candidates, key=lambda one: one.predicted_s)

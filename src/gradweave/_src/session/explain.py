@@ -16,7 +16,7 @@ from gradweave._src.session.commands import (
     TimeSteps,
 )
 from gradweave._src.session.findings import Findings, Stage, step_of_s
-from gradweave._src.session.trials import Trial
+from gradweave._src.session.trials import Trial, Visit
 from gradweave._src.simulation import simulate
 from gradweave._src.trace import Trace
 from gradweave._src.vocabulary import printable
@@ -201,12 +201,26 @@ def _tried(found: Findings, plan: Plan, baseline: str) -> list[str]:
 
 
 def _taken_in(trial: Trial) -> str:
-    """Say what is compared, and where it sums up several turns, what a step took in each."""
+    """Say what is compared, and where there were several turns, what a step took in each.
+
+    Turns in which messages were noted count only where there are no others.
+    """
     taken = f"{trial.step_s * 1e3:.1f} ms"
     if len(trial.visits) == 1:
         return taken
-    turns = ", ".join(f"{taken_s * 1e3:.1f}" for taken_s in trial.rounds_s)
-    return f"{taken} ({turns} in {len(trial.visits)} turns)"
+    noted, plain = (
+        [visit for visit in trial.visits if visit.is_noted is is_noted]
+        for is_noted in (True, False)
+    )
+    count = len(plain or noted)
+    turns = f"{_steps_of(plain or noted)} in {count} turn{'s' if count > 1 else ''}"
+    if noted and plain:
+        turns += f"; {_steps_of(noted)} while messages were noted"
+    return f"{taken} ({turns})"
+
+
+def _steps_of(visits: Sequence[Visit]) -> str:
+    return ", ".join(f"{visit.step_s * 1e3:.1f}" for visit in visits)
 
 
 def _gain(
@@ -220,14 +234,15 @@ def _gain(
 ) -> list[str]:
     unplanned = next(trial for trial in trials if trial.candidate.is_baseline)
     chosen = next(trial for trial in trials if trial.candidate.plan == plan)
-    if chosen is unplanned:
-        return []
     before_s, now_s = (
         simulate(trace, one, network, workers=workers).exposed_s
         for one in (unplanned.candidate.plan, plan)
     )
+    exposed = f"{before_s * 1e3:.1f} ms with {baseline}"
+    if chosen is unplanned:
+        return [f"A step waits for messages, predicted: {exposed}."]
     ratio = unplanned.step_s / chosen.step_s
-    exposed = f"{before_s * 1e3:.1f} ms with {baseline}, {now_s * 1e3:.1f} ms now"
+    exposed += f", {now_s * 1e3:.1f} ms now"
     return [
         f"Chosen: {_buckets(plan)}, planned by {plan.planner}.",
         f"A step is {ratio:.2f}x as fast as with {baseline}.",
