@@ -65,6 +65,12 @@ class EchoStore(Store):
         self._count()
         return total
 
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:  # type: ignore[override]
+        self._count()
+        if self.values.get(key, b"") == expected:
+            self.values[key] = desired
+        return self.values.get(key, expected)
+
     def check(self, keys: list[str]) -> bool:
         self._count(len(keys))
         return all(self._said(key) is not None for key in keys)

@@ -17,6 +17,7 @@ from gradweave import DistributedDataParallel, RequestError
 from gradweave._src import files
 from gradweave._src.compression import ROUNDED
 from gradweave._src.plan import Plan
+from gradweave._src.runtime import account as account_module
 from gradweave._src.runtime import ddp
 from gradweave._src.runtime.account import PlanningAccount
 from gradweave._src.session.findings import Findings, Stage
@@ -173,6 +174,18 @@ def test_why_there_is_no_recipe_is_one_line():
     assert len(account.explain().splitlines()) > 1
     with pytest.raises(RequestError, match=r"^there is no recipe: No plan yet: [^\n]*\.$"):
         account.recipe()
+
+
+def without_explaining(group):
+    """To explain means to predict what else could be done, and checkpoints ask for recipes."""
+    wrapped = DistributedDataParallel(network(), **QUICK)
+    trained(wrapped, group.rank(), steps=5, until_settled=True)
+    account_module.explanation = None
+    return wrapped.account().recipe_text() == wrapped.recipe().to_text()
+
+
+def test_a_recipe_takes_no_explanation(tmp_path):
+    assert on_two(without_explaining, scratch=tmp_path) == [True] * 2
 
 
 def outlived(group):

@@ -2,9 +2,10 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_the_groups_timeout_decides_how_long_ranks_wait(monkeypatch, timeout, li
     """Rank 0 may evaluate for as long as torch waits for it."""
     asked = []
     monkeypatch.setattr(all_ranks, "group_timeout", lambda _: timeout)
-    monkeypatch.setattr(Caller, "meet", lambda self, store, most_s: asked.append(most_s))
+    monkeypatch.setattr(Caller, "meet", lambda self, store, most_s, **_: asked.append(most_s))
     on_threads(2, all_ranks.require_all_ranks, "save_run")
     assert asked == [limit_s] * 2
 
@@ -147,7 +148,7 @@ class StoreThatCounts:
 
 def test_who_is_missing_among_many_is_found_by_few_questions():
     store = StoreThatCounts(17, 18, 700)
-    meeting = all_ranks._Meeting(store, Caller("save_run", rank=0, ranks=1000))
+    meeting = all_ranks._Meeting(store, Caller("save_run", rank=0, ranks=1000), Event())
     came, missing = meeting._attendance()
     assert list(missing) == [17, 18, 700]
     assert list(came) == [rank for rank in range(1000) if rank not in missing]
@@ -203,7 +204,8 @@ def killed_while_it_waits(group, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(all_ranks, "sleep", killed)
-        all_ranks.require_all_ranks(group, "save_run")
+        with pytest.raises(CollectiveError, match="store of their process group says killed;"):
+            all_ranks.require_all_ranks(group, "save_run")
 
 
 def in_two_lives(any_group, monkeypatch):
@@ -256,6 +258,99 @@ def met_before_and_after_a_token(group, monkeypatch):
 
 def test_a_token_begins_a_new_count(monkeypatch):
     assert on_threads(2, met_before_and_after_a_token, monkeypatch) == ["met"] * 2
+
+
+def watched_and_met(group, is_first):
+    """In the first group rank 2 does not come, and what the others say stays in the store."""
+    watch(TorchDDP(network(), process_group=group))
+    if not is_first:
+        return all_ranks.require_all_ranks(group, "timelines")
+    if group.rank() != 2:
+        with pytest.raises(RequestError):
+            all_ranks.require_all_ranks(group, "timelines")
+    return None
+
+
+def watched_in_two_groups(any_group, monkeypatch):
+    groups = [group_on(any_group, life) for life in range(2)]
+    with monkeypatch.context() as patched:
+        if any_group.rank() == 0:
+            patched.setattr(all_ranks, "group_timeout", lambda _: SHORT)
+        any_group.barrier().wait()
+        watched_and_met(groups[0], is_first=True)
+        any_group.barrier().wait()
+    any_group.barrier().wait()
+    watched_and_met(groups[1], is_first=False)
+    return "met"
+
+
+def test_those_who_watch_meet_nobody_of_an_earlier_group(monkeypatch):
+    assert on_threads(3, watched_in_two_groups, monkeypatch) == ["met"] * 3
+
+
+def unreached(group, monkeypatch, where):
+    """Rank 1 cannot reach the store, for once, and sends nothing, which would be taken for sums."""
+    said = ""
+    if group.rank() == 1:
+        with monkeypatch.context() as patched:
+            patched.setattr(*where, lost)
+            with pytest.raises(CollectiveError) as caught:
+                all_ranks.require_all_ranks(group, "save_run")
+        said = str(caught.value)
+    number = torch.ones(1)
+    group.allreduce([number]).wait()
+    all_ranks.require_all_ranks(group, "timelines")
+    return said, number.item()
+
+
+def lost(*_):
+    raise dist.DistNetworkError("no way to the host\nand its stack")
+
+
+@pytest.mark.parametrize(
+    "where", [(all_ranks, "cloned_store"), (all_ranks._Meeting, "hold")], ids=["at all", "later"]
+)
+def test_a_rank_that_cannot_reach_the_store_does_not_go_on_alone(monkeypatch, where):
+    told = (
+        "rank 1 cannot learn whether all ranks call save_run(): the store of their process group "
+        "says no way to the host; look whether its host is still there"
+    )
+    assert on_threads(2, unreached, monkeypatch, where) == [("", 2.0), (told, 2.0)]
+
+
+def interrupted(group):
+    """Rank 0 waits when somebody hits Ctrl-C, goes on, and later makes the call again."""
+    usual, said = all_ranks.in_time, ""
+    if group.rank() == 0:
+
+        def interrupt(call, *, limit_s):
+            """Rank 1 has come, and this call goes on in the background."""
+            Thread(target=lambda: suppressed(call), daemon=True).start()
+            group.get_group_store().wait(["gradweave, save_run /number 0/1"])
+            raise KeyboardInterrupt
+
+        all_ranks.in_time = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            all_ranks.require_all_ranks(group, "save_run")
+        all_ranks.in_time = usual
+    elif group.rank() == 1:
+        with pytest.raises(RequestError) as caught:
+            all_ranks.require_all_ranks(group, "save_run")
+        said = str(caught.value)
+    number = torch.ones(1)
+    group.allreduce([number]).wait()
+    all_ranks.require_all_ranks(group, "save_run")
+    return said, number.item()
+
+
+def suppressed(call):
+    with suppress(RequestError):
+        call()
+
+
+def test_who_is_interrupted_has_not_come(tmp_path):
+    found = on_processes(3, interrupted, scratch=tmp_path)
+    assert found == [("", 3.0), ("save_run() was interrupted on rank 0", 3.0), ("", 3.0)]
 
 
 class SilentStore:

@@ -3,12 +3,14 @@
 from threading import Event, Timer
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import on_threads
 
 from gradweave._src.comm.groups import common_place
 from gradweave._src.comm.stores import cloned_store
+from gradweave._src.runtime.announcements import Announcements
 from gradweave._src.runtime.noticeboard import Ended, Noticeboard
 
 
@@ -108,6 +110,29 @@ def late_rank_0(group):
 
 def test_nobody_goes_on_when_somebody_has_left():
     assert on_threads(2, late_rank_0) == ["ended", "ended"]
+
+
+def asked_twice(group):
+    """After one pass, as probing asks and then the driver, when rank 0 has announced more."""
+    announcements = Announcements(board_of(group), None, torch.device("cpu"))
+    if group.rank() == 0:
+        announcements.announce("of pass 1")
+    group.barrier().wait()
+    announcements.pass_over()
+    first = announcements.heard()
+    group.barrier().wait()
+    if group.rank() == 0:
+        announcements.announce("of pass 2")
+    group.barrier().wait()
+    again = announcements.heard()
+    announcements.pass_over()
+    return first, again, announcements.heard()
+
+
+def test_what_was_heard_after_a_pass_holds_until_the_next():
+    """It may be gone from the store: who asked for it again waited, while rank 0 waited for it."""
+    _, *others = on_threads(3, asked_twice)
+    assert others == [("of pass 1", "of pass 1", "of pass 2")] * 2
 
 
 def forgotten(group):

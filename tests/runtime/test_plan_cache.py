@@ -254,10 +254,22 @@ def link_to_itself(folder, cache):
 
 ALONE = "planning anew, and remembering nothing"
 NO_FOLDER = "cache: {} is a file, not a folder; plans are not kept"
+
+
+def out_of_sight(folder, cache):
+    """As on a mount that is stale, or below a folder that may not be entered."""
+
+    def refused(path):
+        raise OSError(116, "Stale file handle", str(path))
+
+    Path.is_file = refused
+
+
 PLACES = {
     "folder is a file": (is_a_file, NO_FOLDER, ""),
     "file is a folder": (lambda folder, cache: cache._path.mkdir(), ALONE, "Is a directory"),
     "link to itself": (link_to_itself, ALONE, "Too many levels of symbolic links"),
+    "out of sight": (out_of_sight, ALONE, "Stale file handle"),
     "read-only": (read_only, "the next run plans anew", "not written: Permission denied"),
 }
 

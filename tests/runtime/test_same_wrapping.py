@@ -6,6 +6,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from commands import python
+from interleavings import every_end
 from msgspec.structs import replace
 from ranks import on_processes, on_threads
 from small_training import network, plan_of, trained
@@ -16,7 +18,13 @@ from gradweave._src.comm.groups import common_place
 from gradweave._src.comm.stores import cloned_store
 from gradweave._src.errors import CollectiveError, GradweaveError, RequestError
 from gradweave._src.runtime import same_wrapping
-from gradweave._src.runtime.same_wrapping import MOST_FIELDS, differences, meet
+from gradweave._src.runtime.same_wrapping import (
+    MOST_FIELDS,
+    _Meeting,
+    differences,
+    meet,
+    refuse,
+)
 
 BOTH_PASSES = replace(plan_of(2, 3, collective="ring"), passes="both")
 
@@ -255,6 +263,85 @@ def test_a_rank_that_does_not_come_ends_waiting(monkeypatch):
     monkeypatch.setattr(same_wrapping, "group_timeout", lambda _: timedelta(seconds=0.2))
     told = "rank 0 cannot learn whether all ranks wrap alike: 1 of 3 ranks have come in time"
     assert on_threads(3, only_rank_0_comes) == [told, "", ""]
+
+
+def refused_by_rank_1(group):
+    """How many keys are left when all have been told."""
+    store, place = group.get_group_store(), common_place(group, cloned_store(group))
+    before = store.num_keys()
+    group.barrier().wait()
+    if group.rank() == 1:
+        refuse(place, "rank 1: no", group.size())
+    else:
+        with pytest.raises(RequestError, match="another rank could not wrap its model: rank 1: no"):
+            meet(group, place, str(group.rank()))
+    group.barrier().wait()
+    return store.num_keys() - before
+
+
+def test_a_refusal_leaves_no_keys():
+    assert on_threads(3, refused_by_rank_1) == [0] * 3
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_giving_up_is_one_decision(ranks):
+    """In every order in which ranks that wait no longer ask the store."""
+    found = set()
+
+    def come(store):
+        try:
+            return _Meeting(store, "a", ranks, until_s=0.0).hold()
+        except TimeoutError:
+            return "given up"
+
+    for order, results, store in every_end(lambda: [come] * ranks):
+        found.add(tuple(results))
+        assert len(set(results)) == 1, order
+        assert store.num_keys() == 0, order
+    assert found == {("given up",) * ranks, (True,) * ranks}
+
+
+def without_the_other(group):
+    same_wrapping.common_place = lost
+    with pytest.raises(CollectiveError) as caught:
+        made(DistributedDataParallel, [{}, {}], group.rank())
+    return str(caught.value)
+
+
+def lost(*_):
+    raise RuntimeError("Connection closed by peer\nand more")
+
+
+def test_a_rank_that_is_gone_is_one_line(tmp_path):
+    told = "cannot meet the others to wrap a model: Connection closed by peer"
+    found = on_processes(2, without_the_other, scratch=tmp_path)
+    assert found == [f"rank {rank} {told}" for rank in range(2)]
+
+
+def given_twice(group):
+    with pytest.raises(TypeError) as caught:
+        DistributedDataParallel(network(), None, device_ids=[0])
+    return str(caught.value)
+
+
+def test_what_is_given_by_position_and_by_name(tmp_path):
+    told = "DistributedDataParallel got multiple values for argument 'device_ids'"
+    assert on_processes(2, given_twice, scratch=tmp_path) == [told] * 2
+
+
+IN_A_FAKE_WORLD = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg
+from gradweave import ShardedDataParallel
+dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
+print(ShardedDataParallel(torch.nn.Linear(2, 2)).findings().stage)
+"""
+
+
+def test_a_fake_groups_ranks_are_not_waited_for():
+    """Its store may be a real one, in which nobody else will ever say anything."""
+    done = python("-c", IN_A_FAKE_WORLD)
+    assert (done.stdout, done.returncode) == ("not begun\n", 0), done.stderr
 
 
 def test_what_is_said_of_many_ranks_and_fields():

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave._src.errors import RequestError
 from gradweave._src.plan import Bucket, Plan
 from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.runtime.reducer_engine import ReducerEngine
 from gradweave._src.runtime.sharded import ShardedDataParallel
 
 
@@ -62,6 +63,42 @@ def test_nothing_keeps_the_wrapper_alive(tmp_path):
     Nor does it leave anything behind, though it dies while it records.
     """
     assert on_two(dies, scratch=tmp_path) == [(True, 0, [])] * 2
+
+
+def looks_at_the_reducer(group):
+    """How often steps ask whether there was another pass; and whether there is always a reducer."""
+    early = object.__new__(DistributedDataParallel)
+    nn.Module.__init__(early)
+    wrapped = DistributedDataParallel(network(), record_steps=30)
+    looks, step_is_over = [], ReducerEngine.step_is_over
+    ReducerEngine.step_is_over = lambda engine: looks.append(1) or step_is_over(engine)
+    for step in range(20):
+        wrapped(batch(step, group.rank())).sum().backward()
+    return hasattr(early, "reducer"), len(looks)
+
+
+def test_a_step_is_looked_for_once(tmp_path):
+    """A look is at the notes of all gradients, and torch asks for its reducer again and again."""
+    assert on_two(looks_at_the_reducer, scratch=tmp_path) == [(False, 20)] * 2
+
+
+def settled_static_graph(group):
+    wrapped = DistributedDataParallel(
+        network(), static_graph=True, plan=plan_of(2, 3), replan_when=1e6
+    )
+    is_watched = wrapped._driver is not None
+    copied = []
+    for step in range(5):
+        output = wrapped(batch(step, group.rank()))
+        copied.append("DDPSink" in type(output.grad_fn).__name__)
+        output.sum().backward()
+    return is_watched and wrapped._driver is not None, copied
+
+
+def test_outputs_of_a_settled_static_graph_are_not_copied(tmp_path):
+    """Once, by torch itself; planning may want it in any forward pass while buckets may change."""
+    found = on_two(settled_static_graph, scratch=tmp_path)
+    assert found == [(True, [True, False, False, False, False])] * 2
 
 
 def known_by_its_module(group, kind, settled):

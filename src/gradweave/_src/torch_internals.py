@@ -514,6 +514,14 @@ def _is_shared(tensor: torch.Tensor) -> bool:
     return count is not None and count() > 1
 
 
+def is_fake(group: dist.ProcessGroup) -> bool:
+    """Return whether the group is torch's fake one, whose other ranks do not exist."""
+    return any(
+        isinstance(group._get_backend(device), FakeProcessGroup)  # noqa: SLF001
+        for device in group._device_types  # noqa: SLF001
+    )
+
+
 def is_listed(group: dist.ProcessGroup) -> bool:
     """Return whether torch knows the group by itself, and its ranks in the whole job."""
     return group in dist.distributed_c10d._world.pg_map  # noqa: SLF001

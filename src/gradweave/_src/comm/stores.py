@@ -8,13 +8,22 @@ def cloned_store(group: dist.ProcessGroup) -> Store | None:
     """Return the group's store by a new connection, for the user's may be waiting for something.
 
     Return None where the group has no store that others can use beside it.
+
+    Raises:
+        torch.distributed.DistError: where the store cannot be reached, perhaps from this rank only.
     """
     try:
         return group.get_group_store().clone()  # type: ignore[attr-defined,no-any-return]
+    except dist.DistError:
+        raise
     except (AttributeError, NotImplementedError, RuntimeError):
         return None
 
 
 def store_for(group: dist.ProcessGroup, name: str) -> Store:
     """Return where ranks of another group meet; by the user's own connection where there must."""
-    return PrefixStore(name, cloned_store(group) or group.get_group_store())
+    try:
+        own = cloned_store(group)
+    except dist.DistError:
+        own = None
+    return PrefixStore(name, own or group.get_group_store())

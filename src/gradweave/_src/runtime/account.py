@@ -62,10 +62,10 @@ class PlanningAccount:
         Raises:
             RequestError: if there is no recipe: planning goes on, or has chosen nothing.
         """
-        why_not, _, _ = self.explain().partition("\n")
-        return recipe_of(
-            self.findings(), workers=self._workers, device=self._device, why_not=why_not
-        )
+        found, why_not = self.findings(), ""
+        if not found.are_reusable:  # to explain takes long, and checkpoints ask for recipes
+            why_not, _, _ = self.explain().partition("\n")
+        return recipe_of(found, workers=self._workers, device=self._device, why_not=why_not)
 
     def recipe_text(self) -> str:
         """Return the recipe as checkpoints keep it; an empty text where there is none yet."""

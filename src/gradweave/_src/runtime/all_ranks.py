@@ -6,8 +6,8 @@ gloo's, perhaps in the middle of another rank's training, or wait silently.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from threading import Event, Lock
 from time import monotonic, sleep
 from weakref import WeakKeyDictionary
 
@@ -25,7 +25,7 @@ from gradweave._src.runtime.same_wrapping import (
     PATIENCE,
     named_ranks,
 )
-from gradweave._src.torch_internals import group_timeout
+from gradweave._src.torch_internals import group_timeout, is_fake
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ ANSWERED_WITHIN_S = 5.0
 # Keys of a meeting, beside one for each rank that has come.
 COME, TOLD, OVER, LEFT = "come", "told", "over", "left"
 ALL_ARE_HERE = "all are here"
+NEW_LINE = "\n"
 
 
 @dataclass
@@ -53,18 +54,21 @@ class Caller:
     rank: int
     ranks: int
     number: int = 0
+    # A call that was interrupted has to leave its meeting before the next one comes to any.
+    _one_at_a_time: Lock = field(default_factory=Lock)
 
-    def meet(self, store: Store, limit_s: float) -> None:
+    def meet(self, store: Store, limit_s: float, *, interrupted: Event | None = None) -> None:
         """Return when all ranks have come; raise RequestError on all that have where some do not.
 
         Whoever comes when others have given up is in the next meeting, as they are when they call
-        again.
+        again. All give up as soon as one of them is ``interrupted``.
         """
-        over = None
-        while over is None:
-            meeting = _Meeting(PrefixStore(f"number {self.number}", store), self)
-            over = meeting.hold(limit_s)
-            self.number += 1
+        with self._one_at_a_time:
+            over = None
+            while over is None:
+                place = PrefixStore(f"number {self.number}", store)
+                over = _Meeting(place, self, interrupted or Event()).hold(limit_s)
+                self.number += 1
         if over != ALL_ARE_HERE:
             raise RequestError(over)
 
@@ -76,29 +80,42 @@ _callers: WeakKeyDictionary[dist.ProcessGroup, dict[str, Caller]] = WeakKeyDicti
 def require_all_ranks(group: dist.ProcessGroup, call: str) -> None:
     """Return when all ranks have come to this call, or raise on all ranks that have.
 
-    Nothing is sent on the group. Where it has no store for that, ranks do not wait here.
+    Nothing is sent on the group. Where it has no store for that, or no other ranks, as torch's fake
+    one, nobody waits here. Whoever is
+    interrupted here, as by Ctrl-C, takes back that it has come.
 
     Raises:
         RequestError: where some do not come within 80 % of the group's time-out.
         CollectiveError: where the store does not answer.
     """
-    store = None if group.size() == 1 else cloned_store(group)
-    if store is None:
+    if group.size() == 1 or is_fake(group):
         return
     name = name_in_store(group, f"gradweave, {call}")
     callers = _callers.setdefault(group, {})
     caller = callers.setdefault(name, Caller(call, rank=group.rank(), ranks=group.size()))
     limit_s = OF_TIMEOUT * (group_timeout(group) or default_pg_timeout).total_seconds()
-    meet = partial(caller.meet, PrefixStore(name, store), limit_s)
+    interrupted = Event()
+
+    def meet() -> None:
+        store = cloned_store(group)
+        if store is not None:
+            caller.meet(PrefixStore(name, store), limit_s, interrupted=interrupted)
+
     try:
         in_time(meet, limit_s=limit_s + ANSWERED_WITHIN_S)
     except TimeoutError as error:
-        raise CollectiveError(
-            f"rank {caller.rank} cannot learn whether all ranks call {call}(): the store of their "
-            f"process group gives {error}; look whether its host is still there"
-        ) from error
-    except (RuntimeError, OSError):  # the store is gone; what happens to messages will say more
-        logger.debug("ranks could not meet in %s()", call, exc_info=True)
+        raise _unanswered(caller, f"gives {error}") from error
+    except (RuntimeError, OSError) as error:
+        raise _unanswered(caller, f"says {str(error).partition(NEW_LINE)[0]}") from error
+    finally:
+        interrupted.set()  # where it still waits, in a thread of its own
+
+
+def _unanswered(caller: Caller, how: str) -> CollectiveError:
+    return CollectiveError(
+        f"rank {caller.rank} cannot learn whether all ranks call {caller.call}(): the store of "
+        f"their process group {how}; look whether its host is still there"
+    )
 
 
 class _Meeting:
@@ -108,8 +125,8 @@ class _Meeting:
     leaves takes all keys with it.
     """
 
-    def __init__(self, store: Store, caller: Caller) -> None:
-        self._store, self._call = store, caller.call
+    def __init__(self, store: Store, caller: Caller, interrupted: Event) -> None:
+        self._store, self._call, self._interrupted = store, caller.call, interrupted
         self._rank, self._ranks = caller.rank, caller.ranks
 
     def hold(self, limit_s: float) -> str | None:
@@ -130,6 +147,8 @@ class _Meeting:
         began_s, pause_s, may_tell = monotonic(), ASKED_EVERY_S, True
         while (over := self._over()) is None:
             waited_s = monotonic() - began_s
+            if self._interrupted.is_set():
+                return self._decided(f"{self._call}() was interrupted on rank {self._rank}")
             if waited_s >= limit_s:
                 return self._decided(self._complaint(limit_s))
             if waited_s >= TOLD_AFTER_S and may_tell:

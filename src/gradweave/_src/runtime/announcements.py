@@ -30,6 +30,8 @@ class Announcements:
         self._clock = clock
         self._ends: deque[object] = deque(maxlen=self.lead + 1)  # of the last passes
         self._own: dict[int, str] = {}  # rank 0's
+        self._asked_after = 0  # other ranks
+        self._heard: str | None = None  # then
 
     def pass_over(self) -> None:
         self.passes += 1
@@ -53,11 +55,18 @@ class Announcements:
         self._own[after_pass] = text
 
     def heard(self) -> str | None:
-        """Return the announcement that takes effect after the last pass, or None."""
+        """Return the announcement that takes effect after the last pass, or None.
+
+        The store is asked once for each pass: as soon as this rank has said what it makes of the
+        answer, rank 0 may announce the next and delete this one.
+        """
         if self.board.rank == 0:
             return self._own.pop(self.passes, None)
-        self._catch_up()
-        return self.board.announced(self.passes)
+        if self._asked_after != self.passes:
+            self._catch_up()
+            self._heard = self.board.announced(self.passes)
+            self._asked_after = self.passes
+        return self._heard
 
     def _catch_up(self) -> None:
         """Wait until the host is no further ahead of its accelerator than announcements are."""

@@ -89,6 +89,7 @@ from gradweave._src.runtime.torch_arguments import (
 )
 from gradweave._src.runtime.transports import SettlingJoinHook, Transports
 from gradweave._src.session.commands import SimpleBuckets
+from gradweave._src.session.findings import Stage
 from gradweave._src.session.kept_run import unplanned
 from gradweave._src.session.session import Session
 from gradweave._src.session.task import LAST_STEP, PlanningTask
@@ -166,6 +167,7 @@ class DistributedDataParallel(Planned, TorchDDP):
     _baseline = "torch's own buckets"
     _is_ending = False  # a pass; what is asked meanwhile
     _is_counted = False  # the last pass, in the middle of a step
+    _is_in_torchs_forward = False
 
     def __init__(
         self,
@@ -185,11 +187,13 @@ class DistributedDataParallel(Planned, TorchDDP):
         make_group: Callable[[], dist.ProcessGroup] | None = None,
         **torch_options: Any,
     ) -> None:
-        torch_options |= dict(zip(torch_names(), torch_arguments, strict=False))
+        by_position = dict(zip(torch_names(), torch_arguments, strict=False))
+        given_twice = by_position.keys() & torch_options.keys()
+        torch_options |= by_position
         group = asked_group(torch_options)
         wrapping = SameWrapping(group)
         with wrapping.refusals_told():
-            check_positions(torch_arguments)
+            check_positions(torch_arguments, given_twice)
             check_names(
                 "DistributedDataParallel", torch_options, known_options(DistributedDataParallel)
             )
@@ -484,19 +488,31 @@ class DistributedDataParallel(Planned, TorchDDP):
         clock.forward_begins(is_synchronised=is_synchronised)
         if recorder is not None:
             recorder.begin()
-        output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        self._is_in_torchs_forward = True
+        try:
+            output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            self._is_in_torchs_forward = False
         if recorder is not None:
             recorder.backward()
         clock.forward_ends()
         return output
 
     def _post_forward(self, output: Any) -> Any:
-        """Finish a forward pass as torch does; buckets may change before its backward pass."""
-        may_change = self._driver is not None and not torch.compiler.is_compiling()
+        """Finish a forward pass as torch does; buckets may change before its backward pass.
+
+        They do not while a settled plan is only watched: who plans again first records some steps.
+        """
+        may_change = self._is_planning() and not torch.compiler.is_compiling()
         if not (may_change and self.static_graph and torch.is_grad_enabled()):
             return super()._post_forward(output)  # type: ignore[no-untyped-call]
         with sees_first_static_pass(self):
             return super()._post_forward(output)  # type: ignore[no-untyped-call]
+
+    def _is_planning(self) -> bool:
+        session = self._session
+        is_settled = session is None or session.findings.stage is Stage.SETTLED
+        return self._driver is not None and not is_settled
 
     def _steps_begun(self) -> int:
         return 0 if self._clock is None else self._clock.begun
@@ -553,7 +569,10 @@ class DistributedDataParallel(Planned, TorchDDP):
         """
         if not torch.compiler.is_compiling() and self.__dict__.get("_driver") is not None:
             self._count_pass()
-        reducer: Reducer = self.__dict__["reducer"]
+        try:
+            reducer: Reducer = self.__dict__["reducer"]
+        except KeyError:
+            raise AttributeError("torch has not made its reducer") from None
         return reducer
 
     @reducer.setter
@@ -565,6 +584,8 @@ class DistributedDataParallel(Planned, TorchDDP):
         del self.__dict__["reducer"]
 
     def _count_pass(self) -> None:
+        if self._is_in_torchs_forward:  # which asks often, and the last pass was counted before
+            return
         is_between = torch.is_grad_enabled() and not is_in_backward() and not is_in_forward(self)
         may_begin = self.require_backward_grad_sync or not self.static_graph
         if is_between and may_begin and not is_capturing(self._device):

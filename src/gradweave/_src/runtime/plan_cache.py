@@ -98,11 +98,11 @@ class PlanCache:
     def _read(self) -> str:
         """Return the file's text, or none where it will not do."""
         folder = self._path.parent
-        if folder.is_file():
-            self._keeps = False
-            logger.warning("cache: %s is a file, not a folder; plans are not kept", folder)
-            return ""
         try:
+            if folder.is_file():
+                self._keeps = False
+                logger.warning("cache: %s is a file, not a folder; plans are not kept", folder)
+                return ""
             text = files.read_text(self._path)
             self._usable(text)
         except FileNotFoundError:

@@ -30,7 +30,7 @@ from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
 from gradweave._src.runtime.options import Options, check_names
 from gradweave._src.runtime.torch_arguments import asked_group
-from gradweave._src.torch_internals import group_timeout
+from gradweave._src.torch_internals import group_timeout, is_fake
 
 # Rank 0's counts, and a variable of the environment may be set on some hosts only.
 OF_RANK_0 = {"cache"}
@@ -48,7 +48,7 @@ OF_EACH_RANK = {
 # Keys of the store, below the place of a wrapper. What is over is so by all ranks' having come, or
 # by what one of them refuses.
 COME, OVER, LEFT = "wrapping/come", "wrapping/over", "wrapping/left"
-ALL_ARE_HERE = "all are here"
+ALL_ARE_HERE, GIVEN_UP = "all are here", "given up: "
 # Others come within milliseconds, as a rule.
 ASKED_EVERY_S, ASKED_LATER_EVERY_S, PATIENCE = 0.0005, 0.1, 1.2
 ANSWERED_WITHIN_S = TOLD_WITHIN_S = 5.0
@@ -79,9 +79,7 @@ class SameWrapping:
         self.store: Store | None = None
         self._has_own_store = False
         if self._group is not None:
-            own = cloned_store(self._group)
-            self._has_own_store = own is not None
-            self.store = common_place(self._group, own)
+            self.store, self._has_own_store = agreed_place(self._group, "wrap")
 
     @contextmanager
     def refusals_told(self) -> Iterator[None]:
@@ -92,12 +90,12 @@ class SameWrapping:
         try:
             yield
         except Exception as error:
-            store = self.store
-            if self._group is not None and store is not None:
+            group, store = self._group, self.store
+            if group is not None and store is not None:
                 text = " ".join(str(error).split()) or type(error).__name__
-                told = f"rank {self._group.rank()}: {text}"
+                told = f"rank {group.rank()}: {text}"
                 with suppress(RuntimeError, OSError):  # the store is gone, and others with it
-                    in_time(lambda: store.set(OVER, told), limit_s=TOLD_WITHIN_S)
+                    in_time(lambda: refuse(store, told, group.size()), limit_s=TOLD_WITHIN_S)
             raise
 
     def require_same(self, said: Said) -> None:
@@ -113,7 +111,7 @@ class SameWrapping:
             return
         reach = "in reach" if self._has_own_store else "out of reach"
         text = msgspec.json.encode({VERSION: __version__, "the group's store": reach, **said})
-        if self.store is None:
+        if self.store is None or is_fake(group):
             are_alike = all_say_the_same(group, text.decode())
         else:
             are_alike = meet(group, self.store, sha256(text).hexdigest())
@@ -145,6 +143,41 @@ def telling_unknown_names(wrap: Callable[Given, None]) -> Callable[Given, None]:
     return checked
 
 
+def agreed_place(group: dist.ProcessGroup, what: str) -> tuple[Store | None, bool]:
+    """Return a place of their own in the store for ranks that make a wrapper or watch one.
+
+    All ranks call this together. Beside it this says whether this rank reaches the store, for no
+    rank has a place where one of them does not.
+
+    Raises:
+        CollectiveError: where another rank is gone, or does not come within the group's time-out.
+    """
+    try:
+        own = cloned_store(group)
+    except dist.DistError:
+        own = None
+    try:
+        return common_place(group, own), own is not None
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise CollectiveError(
+            f"rank {group.rank()} cannot meet the others to {what} a model: {reason}"
+        ) from error
+
+
+def refuse(store: Store, told: str, ranks: int) -> None:
+    """Tell all who come to a meeting of so many ranks that this one does not, and why."""
+    store.compare_set(OVER, "", told)
+    _leave(store, ranks)
+
+
+def _leave(store: Store, ranks: int) -> None:
+    """Count this rank as one that asks for nothing more; the last one clears up."""
+    if store.add(LEFT, 1) == ranks:
+        for key in (COME, OVER, LEFT):
+            store.delete_key(key)
+
+
 def meet(group: dist.ProcessGroup, store: Store, digest: str) -> bool:
     """Wait until all ranks have come, and return whether all have the same digest.
 
@@ -164,7 +197,8 @@ def meet(group: dist.ProcessGroup, store: Store, digest: str) -> bool:
 class _Meeting:
     """Ranks count themselves in a store, in all and by digest, and ask for one key until all have.
 
-    What a rank asks for does not grow with their number.
+    That key is written once, by the last one to come or by one that refuses or gives up, and all
+    ranks go by it. What a rank asks for does not grow with their number.
     """
 
     def __init__(self, store: Store, digest: str, ranks: int, *, until_s: float) -> None:
@@ -177,33 +211,41 @@ class _Meeting:
         while (over := self._in_time(self._over)) is None:
             sleep(pause_s)
             pause_s = min(pause_s * PATIENCE, ASKED_LATER_EVERY_S)
+        alike = self._in_time(self._leave_with if over == ALL_ARE_HERE else self._go_back)
+        if over.startswith(GIVEN_UP):
+            raise TimeoutError(over.removeprefix(GIVEN_UP))
         if over != ALL_ARE_HERE:
             raise RequestError(f"another rank could not wrap its model: {over}")
-        return self._in_time(self._leave)
+        return alike == self._ranks
 
     def _come(self) -> None:
         self._store.add(self._alike, 1)
         if self._store.add(COME, 1) == self._ranks:
-            self._store.set(OVER, ALL_ARE_HERE)
+            self._store.compare_set(OVER, "", ALL_ARE_HERE)
 
     def _over(self) -> str | None:
         if self._store.check([OVER]):
             return self._store.get(OVER).decode()
-        if monotonic() >= self._until_s:
-            come = int(self._store.get(COME))
-            raise TimeoutError(f"{come} of {self._ranks} ranks have come in time")
-        return None
+        if monotonic() < self._until_s:
+            return None
+        told = f"{GIVEN_UP}{self._store.add(COME, 0)} of {self._ranks} ranks have come in time"
+        return self._store.compare_set(OVER, "", told).decode()
 
-    def _leave(self) -> bool:
-        """Return whether all are alike; the last one to know leaves nothing behind."""
-        alike = int(self._store.get(self._alike))
-        if alike < self._ranks and self._store.add(f"{self._alike}, and left", 1) == alike:
-            for key in (self._alike, f"{self._alike}, and left"):
+    def _leave_with(self) -> int:
+        """Return how many ranks are alike; the last one of them leaves nothing behind."""
+        alike, left = int(self._store.get(self._alike)), f"{self._alike}, and left"
+        if self._store.add(left, 1) == alike:
+            for key in (self._alike, left):
                 self._store.delete_key(key)
-        if self._store.add(LEFT, 1) == self._ranks:
-            for key in (self._alike, COME, OVER, LEFT):
-                self._store.delete_key(key)
-        return alike == self._ranks
+        _leave(self._store, self._ranks)
+        return alike
+
+    def _go_back(self) -> int:
+        """Take back that this rank has come, for others may still come."""
+        if self._store.add(self._alike, -1) == 0:
+            self._store.delete_key(self._alike)
+        _leave(self._store, self._ranks)
+        return 0
 
     def _in_time(self, call: Callable[[], Answer]) -> Answer:
         return in_time(call, limit_s=max(ANSWERED_WITHIN_S, self._until_s - monotonic()))

@@ -1,7 +1,7 @@
 """What torch's wrapper takes, and what it would make of it."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -34,14 +34,16 @@ def asked_group(torch_options: Mapping[str, Any]) -> dist.ProcessGroup | None:
     return group if isinstance(group, dist.ProcessGroup) else None
 
 
-def check_positions(torch_arguments: tuple[Any, ...]) -> None:
-    """Refuse what cannot have been meant for torch by its position."""
+def check_positions(torch_arguments: tuple[Any, ...], given_twice: Collection[str]) -> None:
+    """Refuse what cannot have been meant for torch by its position, or was given by name, too."""
     for found in torch_arguments:
         if isinstance(found, Plan | Recipe):
             raise RequestError(
                 f"behind the model stand torch's own arguments; write plan= before the "
                 f"{type(found).__name__}"
             )
+    for name in given_twice:
+        raise TypeError(f"DistributedDataParallel got multiple values for argument {name!r}")
     most = len(torch_names())
     if len(torch_arguments) > most:
         raise TypeError(f"DistributedDataParallel takes at most {most + 1} arguments")

@@ -32,6 +32,7 @@ from gradweave._src.runtime.keeping import (
 from gradweave._src.runtime.metrics import LiveNumbers, Metrics
 from gradweave._src.runtime.parameters import modules_with_sparse_gradients, planned_parameters
 from gradweave._src.runtime.planned import Planned
+from gradweave._src.runtime.same_wrapping import agreed_place
 from gradweave._src.runtime.step_clock import LastGradient, StepClock
 from gradweave._src.runtime.survey import RankSurvey, Survey
 from gradweave._src.runtime.tensors import batch_size
@@ -80,6 +81,7 @@ def watch(ddp: TorchDDP) -> "Watched":
 
     Raises:
         RequestError: if it is not torch's own wrapper, or has a hook already.
+        CollectiveError: if another rank is gone or silent.
 
     Examples:
         >>> ddp = torch.nn.parallel.DistributedDataParallel(model)
@@ -101,6 +103,8 @@ class Watched:
     def __init__(self, ddp: TorchDDP) -> None:
         _check(ddp)
         self._ddp = weakref.ref(ddp)
+        if self._group.size() > 1:  # so that ranks do not meet those of a group before this one
+            agreed_place(self._group, "watch")
         self._parameters = planned_parameters(ddp)
         self._model = type(ddp.module).__name__
         self._clock = StepClock(clock_for(ddp.device))
