@@ -210,7 +210,7 @@ def refused(group, folder, mistake):
         ("a copy", "this is a copy, which notes nothing; save the wrapper that trains"),
         ("losses", "the run was not saved: losses: there are 2 and there were 3 steps"),
         ("a file", "the run was not saved: FOLDER is a file, not a folder; give a new folder"),
-        ("other files", "the run was not saved: FOLDER holds other files; give a new folder, or"),
+        ("other files", "the run was not saved: FOLDER/trace.json is in the way and of no run; g"),
         ("forbidden", "the run was not saved: FOLDER: Not a directory"),
     ],
 )

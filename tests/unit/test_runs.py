@@ -115,20 +115,39 @@ def test_a_training_may_know_little(tmp_path, training):
 
 
 def test_what_else_is_in_the_folder_stays(tmp_path, training):
-    RunFolder(tmp_path).write(training)
-    (tmp_path / "report.html").touch()
+    (tmp_path / "checkpoint.pt").touch()
+    (tmp_path / "gradweave-rounded").mkdir()
     (tmp_path / "gradweave-rounded" / "notes.txt").touch()
-    RunFolder(tmp_path).write(training)
-    assert {"report.html", "gradweave-rounded/notes.txt"} <= names_in(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["trace.json", "results.json", "train.py"])
-def test_a_folder_of_others_is_left_alone(tmp_path, training, name):
-    (tmp_path / name).write_text("{}")
-    with pytest.raises(RequestError, match="holds other files; give a new folder, or one that a"):
+    for _ in range(2):
         RunFolder(tmp_path).write(training)
-    assert (tmp_path / name).read_text() == "{}"
+    assert {"checkpoint.pt", "gradweave-rounded/notes.txt"} <= names_in(tmp_path)
+
+
+PARTS = ["trace.json", "network.json", "results.json", "steps.json", "findings.json", "losses.json"]
+OF_RUNTIMES = ["plan.json", "predicted.json", "measured.json"]
+
+
+@pytest.mark.parametrize("text", ["{}", '{"mine": 1}', '{"schema": "theirs/1"}', "not JSON"])
+@pytest.mark.parametrize("name", [*PARTS, *(f"gradweave-rounded/{one}" for one in OF_RUNTIMES)])
+def test_what_others_keep_is_left_alone(tmp_path, training, name, text):
+    theirs = tmp_path / name
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text(text)
+    told = f"{theirs} is in the way and of no run; give a new folder, or one that a run was kept in"
+    with pytest.raises(RequestError) as caught:
+        RunFolder(tmp_path).write(training)
+    assert str(caught.value) == told
+    if name in PARTS:
+        with pytest.raises(RequestError, match="is in the way and of no run"):
+            RunFolder(tmp_path).begin(training.trace, training.network)
+    assert theirs.read_text() == text
     assert names_in(tmp_path) == {name}
+
+
+def test_a_benchmark_that_was_stopped_is_replaced(tmp_path, training):
+    RunFolder(tmp_path).begin(training.trace, training.network)
+    RunFolder(tmp_path).write(training)
+    assert RunFolder(tmp_path).read() == training
 
 
 @pytest.mark.parametrize("left", [".hidden", ".folder.1234.partial/trace.json"])
@@ -146,11 +165,17 @@ class Stopped(KeyboardInterrupt):
 
 def stop_when_moving(monkeypatch, folder, after):
     """Stop at a call that changes something, after so many of them since moving has begun."""
-    calls = count()
+    calls, forget, has_begun = count(), RunFolder._forget, []
+
+    def begin(*args):
+        has_begun.append(True)
+        forget(*args)
+
+    monkeypatch.setattr(RunFolder, "_forget", begin)
 
     def stopping(makes):
         def call(path, *args, **kwargs):
-            if (folder / ".moving").exists() and next(calls) == after:
+            if has_begun and next(calls) == after:
                 raise Stopped
             return makes(path, *args, **kwargs)
 

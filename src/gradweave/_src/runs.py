@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -31,10 +32,17 @@ from gradweave._src.trace import Trace
 from gradweave._src.vocabulary import file_name
 
 RESULTS = "results.json"  # last of all: where it is, the run has ended
-MOVING = ".moving"  # there while one run takes the place of another; whoever was stopped leaves it
 # What not every run has.
 OF_TRAINING = ("steps.json", "findings.json")
 OPTIONAL = (*OF_TRAINING, "network.json", "losses.json")
+KINDS: Mapping[str, type[Any]] = {
+    "trace.json": Trace,
+    "network.json": Network,
+    RESULTS: Results,
+    "steps.json": Steps,
+    "findings.json": Account,
+    "losses.json": Losses,
+}
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
@@ -65,6 +73,7 @@ class RunFolder:
         self.path = Path(path)
 
     def begin(self, trace: Trace, network: Network) -> None:
+        self._require_room(())
         self.path.mkdir(parents=True, exist_ok=True)
         for name in (RESULTS, *OF_TRAINING):  # of a run that was there
             (self.path / name).unlink(missing_ok=True)
@@ -91,38 +100,31 @@ class RunFolder:
 
         Whoever is stopped in between leaves no results.json, and so no run.
         """
-        self._require_room()
+        self._require_room([row.runtime for row in run.results.rows])
         self.path.mkdir(parents=True, exist_ok=True)
         with partial_folder(self.path) as scratch:
             _write_parts(scratch, run, losses)
-            (self.path / MOVING).touch()
             self._forget([row.runtime for row in run.results.rows])
             written = sorted(scratch.rglob("*.json"), key=lambda path: path.name == RESULTS)
             for path in written:
                 target = self.path / path.relative_to(scratch)
                 target.parent.mkdir(exist_ok=True)
                 path.replace(target)
-            (self.path / MOVING).unlink()
 
-    def _require_room(self) -> None:
-        """Refuse what others keep here: their files may have the names of ours."""
-        path = self.path
-        if path.is_file():
-            raise RequestError(f"{path} is a file, not a folder; give a new folder")
-        if path.is_dir() and any(map(_is_seen, path.iterdir())) and not self._was_written:
-            raise RequestError(
-                f"{path} holds other files; give a new folder, or one that a run was kept in"
-            )
-
-    @property
-    def _was_written(self) -> bool:
-        """Whether a run is or was kept here, perhaps by somebody who was stopped."""
-        if any((self.path / name).is_file() for name in (MOVING, "steps.json")):
-            return True
-        try:
-            return files.holds(self.path / RESULTS, Results)
-        except (OSError, FormatError):
-            return False
+    def _require_room(self, runtimes: Sequence[str]) -> None:
+        """Refuse to replace or remove what is nobody's run, though it has the name of a part."""
+        if self.path.is_file():
+            raise RequestError(f"{self.path} is a file, not a folder; give a new folder")
+        kinds = {self.path / name: kind for name, kind in KINDS.items()}
+        for folder in map(self._of, runtimes):
+            kinds[folder / "plan.json"] = Plan
+            kinds |= dict.fromkeys([folder / "predicted.json", *_all_measured(folder)], Timeline)
+        for path, kind in kinds.items():
+            if path.exists() and not _is_part(path, kind):
+                raise RequestError(
+                    f"{path} is in the way and of no run; give a new folder, or one that a run was "
+                    "kept in"
+                )
 
     def _forget(self, runtimes: Sequence[str]) -> None:
         """Remove what a new run may not replace of an older one; first that it has ended."""
@@ -186,8 +188,12 @@ def _write_parts(path: Path, run: Run, losses: Losses | None) -> None:
             files.write(_measured(folder, rank), timeline)
 
 
-def _is_seen(path: Path) -> bool:
-    return not path.name.startswith(".")
+def _is_part(path: Path, kind: type[Any]) -> bool:
+    """Return whether the file is a part of some run, whole as all of them are."""
+    try:
+        return files.holds(path, kind)
+    except (OSError, FormatError):
+        return False
 
 
 def _measured(folder: Path, rank: int) -> Path:

@@ -228,7 +228,7 @@ class Planned:
 
         Raises:
             RequestError: on all ranks, if no step has ended, losses do not fit the steps, the
-                folder cannot be written or holds other files and no run, which gradients torch
+                folder cannot be written or has files of others in the way, which gradients torch
                 sends together is unknown, or the wrapper is a copy; on all ranks that call it, if
                 others do not within 80 % of the process group's time-out.
             CollectiveError: if the store of the process group does not answer.

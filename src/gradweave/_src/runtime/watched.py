@@ -176,7 +176,7 @@ class Watched:
 
         Raises:
             RequestError: on all ranks, if no step was taken, losses do not fit the steps, the
-                folder cannot be written or holds other files and no run, or the wrapper is gone;
+                folder cannot be written or has files of others in the way, or the wrapper is gone;
                 on all ranks that call it, if others do not within 80 % of the process group's
                 time-out.
             CollectiveError: if the store of the process group does not answer.
