@@ -16,18 +16,27 @@ if TYPE_CHECKING:
     from gradweave.integrations import pytorch_lightning as pytorch_lightning
     from gradweave.integrations import transformers as transformers
 
-__all__ = ["accelerate", "lightning", "pytorch_lightning", "transformers"]
+_LIBRARIES = {
+    "accelerate": ["accelerate"],
+    "lightning": ["lightning"],
+    "pytorch_lightning": ["pytorch_lightning"],
+    "transformers": ["transformers", "accelerate"],
+}
+# Those whose libraries are installed.
+__all__ = [name for name, needed in _LIBRARIES.items() if all(map(find_spec, needed))]
 
 
 def __dir__() -> list[str]:
-    """Return those whose libraries are installed: each has the name of its library."""
-    return [name for name in __all__ if find_spec(name) is not None]
+    return __all__
 
 
 # Type checkers know the names from above, and refuse all others.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
+        if name not in _LIBRARIES:
             raise AttributeError(f"module 'gradweave.integrations' has no attribute {name!r}")
-        return import_module(f"gradweave.integrations.{name}")
+        try:
+            return import_module(f"gradweave.integrations.{name}")
+        except ModuleNotFoundError as error:
+            raise AttributeError(str(error)) from error
