@@ -223,6 +223,25 @@ def test_whatever_was_measured_the_laws_hold(trace, cost):
         assert options["rounded"].step_s <= options[other].step_s * ROUNDED_ERROR
 
 
+def test_a_collective_that_a_wrapper_must_be_told_is_advised():
+    """Also where nothing would be rounded then, as it takes longer here."""
+    s_per_byte = {"native": 2e-8, "double-tree": 4e-9, "ring+bf16": 1e-6, "ring+int8": 1e-6}
+    entries = [
+        CollectiveCost(
+            operation="all-reduce",
+            collective=name,
+            workers=8,
+            cost=Line(startup_s=1e-4, s_per_byte=taken_s),
+        )
+        for name, taken_s in s_per_byte.items()
+    ]
+    network = Network(name="drawn", source="drawn", costs=tuple(entries))
+    trace = load_trace("resnet50")
+    now_s = simulate(trace, make_plan(trace, network, workers=8), network, workers=8).iteration_s
+    (best, *_) = faster_with_same_batch(trace, network, workers=8, than_s=now_s)
+    assert 'collective="double-tree"' in best.code
+
+
 @given(trace=traces(most=6), than_s=st.floats(0.1, 50), passes=st.integers(1, 4))
 @settings(max_examples=30)
 def test_what_is_faster_with_the_same_batch(trace, than_s, passes):

@@ -42,8 +42,13 @@ class Way(Struct, frozen=True, kw_only=True):
     rounds_to: frozenset[str] | None = None  # None where it never rounds
 
     def is_among(self, roundings: Collection[str]) -> bool:
-        """Return whether a wrapper whose plans may use these roundings does this already."""
-        return self.rounds_to is not None and self.rounds_to <= set(roundings)
+        """Return whether a wrapper whose plans may use these roundings does this already.
+
+        One that must be told a collective does something else.
+        """
+        is_by_itself = self.planned.choice.argument is None
+        rounds_alike = self.rounds_to is not None and self.rounds_to <= set(roundings)
+        return is_by_itself and rounds_alike
 
     @property
     def step_s(self) -> float:
