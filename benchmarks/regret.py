@@ -84,6 +84,7 @@ def measure(case: Case, known: Measured, record: Record, *, runs: int, wanted: l
             steps=known.steps,
             runs=runs - len(done),
             cache=cache,
+            sweeps=not caps_mb,
             bucket_cap_mb=caps_mb[0] if caps_mb else None,
         )
         train_in_turn(cluster, question, on_turn=take)

@@ -49,7 +49,8 @@ class RegretQuestion(Struct, frozen=True, kw_only=True):
     steps: int
     runs: int
     cache: str  # an empty folder, which the first run of ours fills
-    bucket_cap_mb: float | None = None  # of TUNED; None: is swept
+    sweeps: bool = True  # for the cap of TUNED, unless it is known
+    bucket_cap_mb: float | None = None  # then; None: torch's own caps were best
 
 
 class Turn(Struct, frozen=True, kw_only=True):

@@ -206,8 +206,8 @@ def answers(question: RegretQuestion, group: dist.ProcessGroup) -> Iterator[Turn
     else:
         work = Replayed(question.work.trace, group)
     _torchs(work.model(), group, None)  # imports what wrappers need
-    if TUNED in question.runtimes and question.bucket_cap_mb is None:
-        question = replace(question, bucket_cap_mb=best_cap_mb(work, group))
+    if TUNED in question.runtimes and question.sweeps:
+        question = replace(question, sweeps=False, bucket_cap_mb=best_cap_mb(work, group))
     return turns(question, work, group)
 
 
