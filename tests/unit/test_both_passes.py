@@ -1,6 +1,7 @@
 """Plans for both passes: exactness against brute force, and how they compare with all-reduces."""
 
 from itertools import accumulate
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -30,7 +31,7 @@ from gradweave import (
 )
 from gradweave._src.costs import Line, Total
 from gradweave._src.plan import Plan
-from gradweave._src.planning import PLANNERS
+from gradweave._src.planning import PLANNERS, both_passes
 from gradweave._src.planning.both_passes import optimal_for_both
 from gradweave._src.planning.optimal import optimal
 from gradweave._src.simulation import compare_passes
@@ -57,9 +58,16 @@ def all_iterations_s(trace, *halves):
     }
 
 
+@pytest.mark.parametrize("at_once", [both_passes.AT_ONCE, 1, 7])
 @given(trace=traces_of_two_passes(), scatter=costs, gather=costs)
 @examples(100)
-def test_tolerance_zero_equals_brute_force(trace, scatter, gather):
+def test_tolerance_zero_equals_brute_force(at_once, trace, scatter, gather):
+    """Also of models with so many tensors that not all buckets are looked at in one go."""
+    with mock.patch.object(both_passes, "AT_ONCE", at_once):
+        check_against_brute_force(trace, scatter, gather)
+
+
+def check_against_brute_force(trace, scatter, gather):
     planned = optimal_for_both(trace, scatter, gather, tolerance=0)
     every_s = all_iterations_s(trace, scatter, gather)
     shortest_s = min(every_s.values())

@@ -276,6 +276,8 @@ def test_what_has_no_formula(operation, collective, error, complaint):
 def test_a_curve_between_before_and_beyond_its_points():
     curve = Curve(nbytes=(10, 20, 40, 60), measured_s=(1.0, 3.0, 2.0, 5.0))
     asked = np.array([1.0, 10.0, 15.0, 20.0, 30.0, 60.0, 70.0])
+    # Of 1, 2 and 4 bytes the last octave is from 2 to 4.
+    assert Curve(nbytes=(1, 2, 4), measured_s=(1.0, 1.0, 3.0)).seconds(5) == 4.0
     # The last octave is from 20 to 60 bytes: its slope is 2 / 40.
     assert curve.seconds(asked).tolist() == pytest.approx([1, 1, 2, 3, 2.5, 5, 5.5])
     assert curve.known_to_bytes == 60

@@ -26,6 +26,7 @@ from gradweave import (
     simulate,
 )
 from gradweave._src import files, presets
+from gradweave._src.documents import KINDS
 from gradweave._src.kept import Account, Steps
 from gradweave._src.remembered import Remembered
 from gradweave._src.results import Losses, Results
@@ -84,6 +85,10 @@ def test_written_files_stay_readable(kind):
     """These were written once and are never rewritten: users keep such files."""
     path = GOLDEN / f"{kind.__name__.lower()}-{CURRENT[kind]}.json"
     assert files.dumps(files.read(path, kind)) == path.read_text()
+
+
+def test_people_have_a_word_for_every_kind():
+    assert KINDS.keys() == {schema.partition("/")[0] for schema in files.SCHEMAS.values()}
 
 
 def test_networks_of_version_1_have_no_latency():

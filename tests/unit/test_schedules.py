@@ -237,6 +237,15 @@ def test_ranks_and_blocks_that_do_not_exist_are_found(columns, complaint):
     assert find_violation(wrong, "reduce") == f"round 0: {complaint}"
 
 
+def test_what_goes_to_one_rank_in_a_round_waits_for_all_of_it():
+    """Rank 0 gets block 1 late, and sends it to rank 2 with block 0, which goes on to rank 3."""
+    columns = [([1], [0], [1], [2]), ([0, 0], [2, 2], [0, 1], [1, 2]), ([2], [3], [0], [1])]
+    rounds = [transfers(*column, add=False) for column in columns]
+    schedule = Schedule(4, 2, 3, lambda number: rounds[number])
+    links = flat(Link(latency_s=0.0, s_per_byte=1.0, sum_s_per_byte=0.0))
+    assert simulate_schedule(schedule, links, nbytes=200) == 100 + 200 + 100
+
+
 def test_memory_that_nobody_set_is_found():
     wrong = changed(mst.broadcast(4), 0, without_first_transfer)
     assert find_violation(wrong, "broadcast") == (

@@ -50,6 +50,7 @@ def optimal_for_both(
     deadline_s = short_s * (1 + tolerance / 2 + ROUNDING) - problem.forward_s
     most = 1
     while (lengths := _fewest(problem, deadline_s, most, tolerance / 4)) is None:
+        assert most < problem.tensors, "no plan meets a deadline that one was found to meet"
         most *= 2
     return lengths
 
