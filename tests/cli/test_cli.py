@@ -243,7 +243,7 @@ SIMULATE = ["simulate", *JOB, "--workers", "4"]
         ),
         (
             ["plan", "--trace", "vgg16", "--network", "cluster1-16xk80-10gbe", "--workers", "8"],
-            "not for 8; calibrate with 8 workers, such as `gradweave calibrate --nodes 8`, or ask",
+            "for 16 workers, not for 8; `gradweave calibrate` on as many ranks would tell",
         ),
         (["plan", *JOB], "--workers is missing; say how many, such as --workers 4\n"),
         (["plan", *JOB, "--workers", "4,8", "--output", "p.json"], "--output takes one plan"),

@@ -95,7 +95,7 @@ def test_a_shape_has_the_elements_that_there_are():
 
 def test_rescaling_needs_something_to_scale():
     for ready_s in (0.0, 5e-324):
-        with pytest.raises(RequestError, match=r"backward takes .* in the trace"):
+        with pytest.raises(RequestError, match=r"backward cannot be rescaled from .* s to 2.0 s"):
             trace(tensor(ready_s=ready_s)).rescaled(backward_s=2.0)
     with pytest.raises(RequestError, match="at most 1e\\+06, got 1e\\+308"):
         trace(tensor()).rescaled(parameter_scale=1e308)

@@ -67,7 +67,7 @@ class CollectiveError(GradweaveError):
     """
 
 
-# As users import them, and as tracebacks show them.
+# As users import them, and as tracebacks show them; inspect.getsource cannot find them for that.
 for _error in (
     GradweaveError,
     FormatError,
@@ -78,3 +78,4 @@ for _error in (
     CollectiveError,
 ):
     _error.__module__ = "gradweave"
+del _error

@@ -228,7 +228,8 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             UnknownCost: if the network cannot price this.
         """
         if operation not in OPERATIONS:
-            raise RequestError(f"no operation {operation!r}{alternatives(operation, OPERATIONS)}")
+            others = alternatives(str(operation), OPERATIONS)
+            raise RequestError(f"no operation {operation!r}{others}")
         if workers < 1:
             raise RequestError(f"workers must be at least 1, got {workers}")
         if operation == "all-reduce":
@@ -351,8 +352,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             counts = ", ".join(str(count) for count in sorted(measured))
             raise UnknownCost(
                 f"network {self.name!r} knows {_what(operation, collective)} for {counts} "
-                f"workers, not for {workers}; calibrate with {workers} workers, such as `gradweave "
-                f"calibrate --nodes {workers}`, or ask for {min(measured)}"
+                f"workers, not for {workers}; `gradweave calibrate` on as many ranks would tell"
             )
         if self.links is None:
             known = sorted({_what(entry.operation, entry.collective) for entry in self.costs})

@@ -260,7 +260,7 @@ def _ratio(wanted_s: float | None, present_s: float, what: str) -> float:
     if not 0 < wanted_s <= LARGEST:
         raise RequestError(f"{what} time must be a positive number of seconds, got {wanted_s}")
     if present_s == 0 or wanted_s / present_s > LARGEST:
-        raise RequestError(f"{what} takes {present_s} s in the trace, too little to rescale it")
+        raise RequestError(f"{what} cannot be rescaled from {present_s} s to {wanted_s} s")
     return wanted_s / present_s
 
 

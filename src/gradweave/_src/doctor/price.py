@@ -76,8 +76,8 @@ def sentences(price: Price) -> list[str]:
     ]
     second = f"With torch DDP, a model that computes for {'; one of '.join(steps)}."
     last = (
-        'Next: run the same line with "calibrate --output network.json" in the place of "doctor", '
-        "then: gradweave advise --trace resnet50 --network network.json"
+        "Next: start gradweave calibrate --output network.json on the same ranks, as you have "
+        "started the doctor, then: gradweave advise --trace resnet50 --network network.json"
     )
     return [first, second, last]
 
