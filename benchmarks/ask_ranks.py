@@ -1,7 +1,10 @@
 """A script that runs itself on every rank of an emulated cluster, and takes rank 0's answer."""
 
+import argparse
 import os
 import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -14,6 +17,33 @@ Answer = TypeVar("Answer")
 def is_rank() -> bool:
     """Whether the script has been started on a rank, where it is to answer."""
     return "RANK" in os.environ
+
+
+def run_cases(
+    script: str,
+    kind: type[Answer],
+    *,
+    description: str | None,
+    cases: Iterable[tuple[int, str]],
+    answer: Callable[[], None],
+    page: Callable[[Mapping[str, Answer]], str],
+) -> None:
+    """Answer on a rank; elsewhere ask all clusters, and write what they found and a page of it.
+
+    ``cases`` are the nodes of each cluster and the rate of their links.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("output", type=Path, help="path without suffix")
+    if is_rank():
+        answer()
+        return
+    output = parser.parse_args().output
+    found = {
+        f"{nodes} nodes, {rate}": answer_of(script, kind, nodes=nodes, rate=rate)
+        for nodes, rate in cases
+    }
+    output.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    output.with_suffix(".md").write_text(page(found))
 
 
 def answer_of(script: str, kind: type[Answer], *, nodes: int, rate: str) -> Answer:

@@ -7,23 +7,21 @@ the order of ranks. Beside it: the dense all-reduce, and torch's own for embeddi
 Writes OUTPUT.json and OUTPUT.md. Five minutes on two cores.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-from ask_ranks import answer_of, is_rank
+from ask_ranks import run_cases
 from made_with import made_with
 from msgspec import Struct
 
 from gradweave._src.bench.ranks import default_group
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.small_messages import largest
 from gradweave._src.presets import load_trace
 
@@ -52,18 +50,7 @@ class Found(Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("output", type=Path, help="path without suffix")
-    if is_rank():
-        answer()
-        return
-    output = parser.parse_args().output
-    found = {
-        f"{nodes} nodes, {rate}": answer_of(__file__, Found, nodes=nodes, rate=rate)
-        for nodes, rate in CASES
-    }
-    output.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
-    output.with_suffix(".md").write_text(page(found))
+    run_cases(__file__, Found, description=__doc__, cases=CASES, answer=answer, page=page)
 
 
 def answer() -> None:

@@ -6,15 +6,13 @@ optimizer that does nothing. Hooks may change gradients, so with one all paramet
 before the first of them travels. Writes OUTPUT.json and OUTPUT.md. Eight minutes on two cores.
 """
 
-import argparse
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 
 import msgspec
 import torch
-from ask_ranks import answer_of, is_rank
+from ask_ranks import run_cases
 from made_with import made_with
 from msgspec import Struct
 from torch import nn
@@ -40,18 +38,7 @@ class Turns(Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("output", type=Path, help="path without suffix")
-    if is_rank():
-        answer()
-        return
-    output = parser.parse_args().output
-    found = {
-        f"{nodes} nodes, {rate}": answer_of(__file__, Turns, nodes=nodes, rate=rate)
-        for nodes, rate in CASES
-    }
-    output.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
-    output.with_suffix(".md").write_text(page(found))
+    run_cases(__file__, Turns, description=__doc__, cases=CASES, answer=answer, page=page)
 
 
 class Tied(nn.Module):

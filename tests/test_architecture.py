@@ -38,7 +38,7 @@ LAYERS: list[set[str]] = [
     {"runs", "formats"},
     {"files"},
     {"remembered"},
-    {"kept", "recipe"},
+    {"training_record", "recipe"},
     {"documents"},
     {"upgrades"},
     {"network", "phases", "plan", "results", "timeline"},
@@ -120,16 +120,48 @@ def test_imports_follow_the_arrow():
                 assert depth[used] > depth[part], f"{file} imports {used}"
 
 
+# The packages that the wrappers are put together from, from left to right as above.
+OF_RUNTIME = [{"reducer", "flat"}, {"reporting"}, {"driving"}, {"wrapping"}]
+
+
+def test_the_wrappers_parts_follow_an_arrow_of_their_own():
+    runtime = PACKAGE / "runtime"
+    depth = {part: place for place, layer in enumerate(OF_RUNTIME, 1) for part in layer}
+    assert set(depth) == {folder.name for folder in runtime.iterdir() if folder.is_dir()} - {
+        "__pycache__"
+    }
+    for file in runtime.rglob("*.py"):
+        part = file.relative_to(runtime).parts[0]
+        for name in imported(file):
+            used = name.removeprefix("gradweave._src.runtime.").split(".")[0]
+            if used in depth and used not in (name, part):
+                assert depth[used] > depth.get(part, 0), f"{file} imports {name}"
+
+
 def test_what_decides_knows_no_torch():
     for part in PURE:
         for file in modules()[part]:
             assert not {name for name in imported(file) if name.split(".")[0] == "torch"}, file
 
 
-def private_names(file: Path) -> set[str]:
-    """Names with an underscore that a file uses and does not define: somebody else's."""
-    own = {"_", "_src"}
+@cache
+def classes() -> dict[str, Path]:
+    """Where each class of ours is defined, by its name."""
+    return {
+        node.name: file
+        for file in PACKAGE.rglob("*.py")
+        for node in nodes(file)
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def defined_privately(file: Path) -> set[str]:
+    """Names that a file defines itself, or where the bases of its classes are."""
+    own: set[str] = set()
     for node in nodes(file):
+        if isinstance(node, ast.ClassDef):
+            bases = {classes().get(getattr(base, "id", "")) for base in node.bases}
+            own = own.union(*(defined_privately(base) for base in bases - {None, file} if base))
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             own.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -138,6 +170,12 @@ def private_names(file: Path) -> set[str]:
             own |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             own |= {node.attr} if getattr(node.value, "id", "") == "self" else set()
+    return own
+
+
+def private_names(file: Path) -> set[str]:
+    """Names with an underscore that a file uses and does not define: somebody else's."""
+    own = {"_", "_src"} | defined_privately(file)
     used = {
         node.attr
         for node in nodes(file)

@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from gradweave._src.measure.backward import record_trace
     from gradweave._src.measure.network import calibrate
     from gradweave._src.runtime.ddp import DistributedDataParallel
+    from gradweave._src.runtime.reporting.watched import watch
     from gradweave._src.runtime.sharded import ShardedDataParallel
-    from gradweave._src.runtime.watched import watch
     from gradweave._src.sparse.settings import GTopK, TopK
     from gradweave._src.sparse.warmup import Densities
 
@@ -102,7 +102,7 @@ _WITH_TORCH = {
     "calibrate": "gradweave._src.measure.network",
     "record_trace": "gradweave._src.measure.backward",
     "saved_recipe": "gradweave._src.checkpoint.training_state",
-    "watch": "gradweave._src.runtime.watched",
+    "watch": "gradweave._src.runtime.reporting.watched",
 }
 
 __all__ = [
@@ -147,7 +147,7 @@ __all__ = [
     "write",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 # Modules for users, which are found as attributes without being imported first.

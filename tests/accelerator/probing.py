@@ -12,9 +12,9 @@ from gradweave._src.clocks import DeviceClock
 from gradweave._src.comm.groups import common_place
 from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.comm.stores import cloned_store
-from gradweave._src.runtime.announcements import Announcements
-from gradweave._src.runtime.noticeboard import Noticeboard
-from gradweave._src.runtime.queued_probing import QueuedProbing
+from gradweave._src.runtime.driving.announcements import Announcements
+from gradweave._src.runtime.driving.noticeboard import Noticeboard
+from gradweave._src.runtime.driving.queued_probing import QueuedProbing
 from gradweave._src.session.commands import Probe
 
 MOST_STEPS = 200
@@ -41,7 +41,7 @@ class Prober:
             Probe(
                 ways=ways,
                 sizes_bytes=(1024, 4096),
-                surely=1,
+                required_sizes=1,
                 within_s=60.0,
                 within_bytes=within_bytes,
             ),

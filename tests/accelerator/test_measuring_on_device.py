@@ -16,13 +16,13 @@ from accelerator.worlds import on_devices
 from gradweave import DistributedDataParallel, ShardedDataParallel
 from gradweave._src.clocks import DeviceClock
 from gradweave._src.collectives.topology import Topology
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.comm.small_messages import for_texts, payload_device
 from gradweave._src.measure.collectives import time_collectives
 from gradweave._src.measure.network import measure_network
-from gradweave._src.runtime import planned
-from gradweave._src.runtime.activities import StepTiming
+from gradweave._src.runtime.driving.activities import StepTiming
+from gradweave._src.runtime.reporting import planning_wrapper
 from gradweave._src.session.commands import TimeSteps
 from gradweave._src.vocabulary import Way
 
@@ -154,7 +154,7 @@ def captured(group):
     told = []
     with (
         patch.object(sim, "is_current_stream_capturing", lambda: True, create=True),
-        patch.object(planned.logger, "warning", told.append),
+        patch.object(planning_wrapper.logger, "warning", told.append),
     ):
         for _ in range(8):
             trainings.take_step(wrapped, optimizer, [data])

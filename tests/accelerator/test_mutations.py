@@ -23,14 +23,14 @@ from torch import nn
 import gradweave
 from gradweave import DistributedDataParallel, ShardedDataParallel
 from gradweave._src import device_order
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.comm.small_messages import broadcast_bytes
 from gradweave._src.comm.staging import HostCopy
 from gradweave._src.comm.worker import CommunicationThread
 from gradweave._src.device_order import Order
-from gradweave._src.runtime.carried_errors import CarriedErrors
-from gradweave._src.runtime.transports import DenseTransport
+from gradweave._src.runtime.reducer.carried_errors import CarriedErrors
+from gradweave._src.runtime.reducer.transports import DenseTransport
 from gradweave._src.sparse.residual import Carried
 from gradweave._src.vocabulary import Way
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gradweave import CollectiveCost, Curve, Level, Link, Links, Network
 from gradweave._src.cli import bench_collectives, bench_training, calibrate, main, tables
-from gradweave._src.cli.fitting import Column, drawn_width, fit, shortened
+from gradweave._src.cli.narrow_tables import Column, drawn_width, fit, shortened
 from gradweave._src.measure.timings import Timing
 from gradweave._src.results import Result
 

@@ -15,8 +15,8 @@ from gradweave._src.collectives import ALGORITHMS, build, halving, ring
 from gradweave._src.collectives.program import program
 from gradweave._src.collectives.schedule import Schedule, block_edges, transfers
 from gradweave._src.collectives.topology import Topology, flat_topology, topology_of
-from gradweave._src.comm import Communicator
 from gradweave._src.comm.channel import Call
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.execute import MOST_AT_ONCE, POSTED_AHEAD, execute
 from gradweave._src.comm.native import NATIVE
 from gradweave._src.comm.rounds import execute_by_rounds

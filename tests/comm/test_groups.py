@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from ranks import gloo_group, on_threads
 
-from gradweave._src.comm import Communicator, small_messages
+from gradweave._src.comm import small_messages
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.groups import common_place, same_ranks
 from gradweave._src.comm.small_messages import for_texts
 from gradweave._src.comm.stores import cloned_store
@@ -134,3 +135,16 @@ def test_groups_of_an_earlier_life_are_not_met(make, monkeypatch):
     if make is for_texts:
         sends_nothing_of_the_host(monkeypatch)
     assert on_threads(2, in_two_lives, make) == [[2.0, 2.0]] * 2
+
+
+def test_there_is_one_connection_to_a_store_for_each_group():
+    """All of them end at one host, whatever a rank opens."""
+    server = dist.TCPStore("localhost", 0, is_master=True)
+    store = dist.PrefixStore("users", server)
+    one, other = (dist.ProcessGroup(store, 0, 1) for _ in range(2))
+    assert cloned_store(one) is cloned_store(one)
+    assert cloned_store(one) is not cloned_store(other)
+    known = weakref.ref(cloned_store(one))
+    del one
+    gc.collect()
+    assert known() is None

@@ -8,7 +8,7 @@ import torch
 from ranks import on_threads
 
 from gradweave._src.collectives.schedule import block_edges
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.lanes import LANES, Lanes, Sent
 from gradweave._src.device_order import Order
 from gradweave._src.errors import CollectiveError

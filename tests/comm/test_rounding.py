@@ -13,7 +13,7 @@ from ranks import on_processes, on_threads
 
 from gradweave._src.collectives import ALGORITHMS, sums_copies
 from gradweave._src.collectives.topology import flat_topology, topology_of
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.rounded_slices import RoundingMemory
 from gradweave._src.comm.rounding import WIRE_FORMATS, eight_bits
 from gradweave._src.comm.slices import LEAST_SLICE_BYTES

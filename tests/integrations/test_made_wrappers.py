@@ -5,7 +5,7 @@ from launched import network, on_two
 
 from gradweave import DistributedDataParallel, RequestError
 from gradweave._src.integrations.made_wrappers import MadeWrappers
-from gradweave._src.runtime.account import PlanningAccount
+from gradweave._src.runtime.reporting.account import PlanningAccount
 
 
 class Found:

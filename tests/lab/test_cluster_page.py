@@ -12,10 +12,10 @@ from ranks import on_processes
 from torch import nn
 
 from gradweave._src import files
-from gradweave._src.kept import Steps
 from gradweave._src.lab import Cluster, ClusterSpec
 from gradweave._src.recipe import Recipe
 from gradweave._src.report.folders import read_folders
+from gradweave._src.training_record import Steps
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 SHELL = [block for block in blocks(PAGE) if block.language == "sh"]

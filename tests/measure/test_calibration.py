@@ -13,7 +13,7 @@ from ranks import on_threads
 from gradweave import CollectiveCost, Compression, Curve, RequestError, make_plan
 from gradweave._src import files
 from gradweave._src.collectives import ways
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.lanes import Lanes
 from gradweave._src.costs import Links
 from gradweave._src.measure.load import computing

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ranks import on_threads
 
 from gradweave._src.collectives.topology import Topology
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.measure.network import _measure_links
 from gradweave._src.measure.sampled_pairs import TierSample, sampled_pairs, typical
 from gradweave._src.torch_internals import HOST

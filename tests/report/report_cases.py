@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from gradweave._src import files
 from gradweave._src.compression import Compression, parse_compression
 from gradweave._src.costs import Curve, Line, Link, flat
-from gradweave._src.kept import Account, Steps
 from gradweave._src.network import CollectiveCost, Network
 from gradweave._src.phases import Phases
 from gradweave._src.planning import make_plan
@@ -17,6 +16,7 @@ from gradweave._src.runs import Prediction, Run, RunFolder
 from gradweave._src.simulation import simulate
 from gradweave._src.timeline import Span, Timeline
 from gradweave._src.trace import Tensor, Trace
+from gradweave._src.training_record import Account, Steps
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">"
 WORKERS = 4

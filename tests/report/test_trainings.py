@@ -24,7 +24,6 @@ from gradweave import FormatError
 from gradweave._src import files
 from gradweave._src.cli import main
 from gradweave._src.costs import Line
-from gradweave._src.kept import Account, Steps
 from gradweave._src.network import CollectiveCost, Network
 from gradweave._src.report.drawing import WIDE
 from gradweave._src.report.folders import read_folders
@@ -33,6 +32,7 @@ from gradweave._src.report.perfetto import trace_events
 from gradweave._src.report.sentences import about_learnt, side_by_side
 from gradweave._src.report.training_charts import MOST_POINTS, StepTimes, step_times, thinned
 from gradweave._src.results import Losses, LossSeries, Results
+from gradweave._src.training_record import Account, Steps
 
 
 @pytest.fixture(scope="module")

@@ -112,7 +112,7 @@ def may_change(wrapped: DistributedDataParallel) -> bool:
 
 
 def gave_up(explained: str) -> bool:
-    return explained.startswith("torch's own buckets stay: ")
+    return explained.startswith("Torch's own buckets stay: ")
 
 
 class Sides(NamedTuple):

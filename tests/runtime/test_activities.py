@@ -1,7 +1,7 @@
 """What ranks do for a session's commands."""
 
 from gradweave._src.clocks import HostClock
-from gradweave._src.runtime.activities import StepTiming
+from gradweave._src.runtime.driving.activities import StepTiming
 from gradweave._src.session.commands import TimeSteps
 
 

@@ -17,9 +17,9 @@ from gradweave import DistributedDataParallel, RequestError
 from gradweave._src import files
 from gradweave._src.compression import ROUNDED
 from gradweave._src.plan import Plan
-from gradweave._src.runtime import account as account_module
 from gradweave._src.runtime import ddp
-from gradweave._src.runtime.account import PlanningAccount
+from gradweave._src.runtime.reporting import account as account_module
+from gradweave._src.runtime.reporting.account import PlanningAccount
 from gradweave._src.session.findings import Findings, Stage
 
 
@@ -157,7 +157,7 @@ def alone(group):
 def test_one_worker_has_nothing_to_adopt(tmp_path):
     ((adopted, explained),) = on_two(alone, scratch=tmp_path, world=1)
     assert not adopted
-    assert explained == "torch's own buckets stay: one worker sends no messages."
+    assert explained == "Torch's own buckets stay: one worker sends no messages."
 
 
 def test_why_there_is_no_recipe_is_one_line():

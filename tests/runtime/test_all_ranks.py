@@ -16,10 +16,12 @@ from small_training import batch, network, plan_of
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import CollectiveError, DistributedDataParallel, RequestError, watch
-from gradweave._src.comm.groups import common_place
+from gradweave._src import torch_internals
+from gradweave._src.comm import meetings
+from gradweave._src.comm.groups import common_place, leave_token
 from gradweave._src.comm.stores import cloned_store
-from gradweave._src.runtime import all_ranks
-from gradweave._src.runtime.all_ranks import Caller
+from gradweave._src.runtime.reporting import all_ranks
+from gradweave._src.runtime.reporting.all_ranks import Caller
 
 CALLS = {
     "save_run": lambda model, folder: model.save_run(folder),
@@ -56,11 +58,11 @@ def alone(group, is_torchs, folder):
         if is_torchs and name == "slow_ranks":
             continue
         if group.rank() == 0:
-            all_ranks.group_timeout, usual = lambda _: SHORT, all_ranks.group_timeout
+            all_ranks.timeout_s, usual = lambda _: SHORT.total_seconds(), all_ranks.timeout_s
             with pytest.raises(RequestError) as caught:
                 call(told_by, folder)
             said.append(str(caught.value))
-            all_ranks.group_timeout = usual
+            all_ranks.timeout_s = usual
         keys = []
         for _ in range(2):
             model(batch(0, group.rank())).sum().backward()  # others wait here for rank 0
@@ -113,7 +115,7 @@ def test_who_waits_for_others_says_so_once(tmp_path):
 def test_the_groups_timeout_decides_how_long_ranks_wait(monkeypatch, timeout, limit_s):
     """Rank 0 may evaluate for as long as torch waits for it."""
     asked = []
-    monkeypatch.setattr(all_ranks, "group_timeout", lambda _: timeout)
+    monkeypatch.setattr(torch_internals, "group_timeout", lambda _: timeout)
     monkeypatch.setattr(Caller, "meet", lambda self, store, most_s, **_: asked.append(most_s))
     on_threads(2, all_ranks.require_all_ranks, "save_run")
     assert asked == [limit_s] * 2
@@ -127,8 +129,8 @@ def test_ranks_that_wait_long_ask_seldom(monkeypatch):
         now_s[0] += pause_s
         pauses_s.append(pause_s)
 
-    monkeypatch.setattr(all_ranks, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(all_ranks, "sleep", sleep)
+    monkeypatch.setattr(meetings, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(meetings, "sleep", sleep)
     with pytest.raises(RequestError, match=r"within 1000 s not on rank 1; .* that rank is still"):
         Caller("save_run", rank=0, ranks=2).meet(dist.HashStore(), 1000.0)
     assert len(pauses_s) < 10_100
@@ -148,7 +150,7 @@ class StoreThatCounts:
 
 def test_who_is_missing_among_many_is_found_by_few_questions():
     store = StoreThatCounts(17, 18, 700)
-    meeting = all_ranks._Meeting(store, Caller("save_run", rank=0, ranks=1000), Event())
+    meeting = all_ranks._CallOfAll(store, Caller("save_run", rank=0, ranks=1000), Event())
     came, missing = meeting._attendance()
     assert list(missing) == [17, 18, 700]
     assert list(came) == [rank for rank in range(1000) if rank not in missing]
@@ -203,7 +205,7 @@ def killed_while_it_waits(group, monkeypatch):
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(all_ranks, "sleep", killed)
+        patched.setattr(meetings, "sleep", killed)
         with pytest.raises(CollectiveError, match="store of their process group says killed;"):
             all_ranks.require_all_ranks(group, "save_run")
 
@@ -237,7 +239,7 @@ def group_on(any_group, life):
 
 def test_nobody_meets_a_rank_of_an_earlier_life(monkeypatch):
     """Two and the one of before would be three."""
-    monkeypatch.setattr(all_ranks, "group_timeout", lambda _: timedelta(seconds=1))
+    monkeypatch.setattr(all_ranks, "timeout_s", lambda _: 1.0)
     first, second, _ = on_threads(3, in_two_lives, monkeypatch)
     assert first == second
     assert "() was called on rank" in first
@@ -247,7 +249,7 @@ def met_before_and_after_a_token(group, monkeypatch):
     """Rank 0 gives up, then ranks agree on a token: its next meeting is the others' first."""
     if group.rank() == 0:
         with monkeypatch.context() as patched:
-            patched.setattr(all_ranks, "group_timeout", lambda _: SHORT)
+            patched.setattr(all_ranks, "timeout_s", lambda _: SHORT.total_seconds())
             with pytest.raises(RequestError):
                 all_ranks.require_all_ranks(group, "save_run")
     group.barrier().wait()
@@ -262,7 +264,9 @@ def test_a_token_begins_a_new_count(monkeypatch):
 
 def watched_and_met(group, is_first):
     """In the first group rank 2 does not come, and what the others say stays in the store."""
-    watch(TorchDDP(network(), process_group=group))
+    model = TorchDDP(network(), process_group=group)
+    watch(model)
+    model(batch(0, group.rank())).sum().backward()
     if not is_first:
         return all_ranks.require_all_ranks(group, "timelines")
     if group.rank() != 2:
@@ -275,7 +279,7 @@ def watched_in_two_groups(any_group, monkeypatch):
     groups = [group_on(any_group, life) for life in range(2)]
     with monkeypatch.context() as patched:
         if any_group.rank() == 0:
-            patched.setattr(all_ranks, "group_timeout", lambda _: SHORT)
+            patched.setattr(all_ranks, "timeout_s", lambda _: SHORT.total_seconds())
         any_group.barrier().wait()
         watched_and_met(groups[0], is_first=True)
         any_group.barrier().wait()
@@ -286,6 +290,44 @@ def watched_in_two_groups(any_group, monkeypatch):
 
 def test_those_who_watch_meet_nobody_of_an_earlier_group(monkeypatch):
     assert on_threads(3, watched_in_two_groups, monkeypatch) == ["met"] * 3
+
+
+def token_comes_late(group, monkeypatch):
+    """Rank 1 asks before rank 0 watches: both meet, for rank 1 waits for the token."""
+    if group.rank() == 0:
+        group.barrier().wait()
+    leave_token(group)
+    if group.rank():
+        began = Event()
+
+        def sleep(pause_s):
+            del pause_s
+            if not began.is_set():
+                began.set()
+                group.barrier().wait()
+
+        monkeypatch.setattr(all_ranks, "sleep", sleep)
+    all_ranks.require_all_ranks(group, "timelines")
+    return "met"
+
+
+def test_a_token_is_waited_for(monkeypatch):
+    assert on_threads(2, token_comes_late, monkeypatch) == ["met"] * 2
+
+
+def alone_with_its_token(group):
+    if group.rank() == 0:
+        return ""
+    leave_token(group)
+    with pytest.raises(RequestError) as caught:
+        all_ranks.require_all_ranks(group, "timelines")
+    return str(caught.value)
+
+
+def test_a_token_that_does_not_come_is_rank_0s(monkeypatch):
+    monkeypatch.setattr(all_ranks, "timeout_s", lambda _: SHORT.total_seconds())
+    _, said = on_threads(2, alone_with_its_token)
+    assert said.startswith("timelines() was called on rank 1 and within 0.2 s not on rank 0; call")
 
 
 def unreached(group, monkeypatch, where):
@@ -308,7 +350,7 @@ def lost(*_):
 
 
 @pytest.mark.parametrize(
-    "where", [(all_ranks, "cloned_store"), (all_ranks._Meeting, "hold")], ids=["at all", "later"]
+    "where", [(all_ranks, "cloned_store"), (all_ranks._CallOfAll, "hold")], ids=["at all", "later"]
 )
 def test_a_rank_that_cannot_reach_the_store_does_not_go_on_alone(monkeypatch, where):
     told = (
@@ -376,7 +418,7 @@ def test_a_store_that_does_not_answer_ends_the_call(monkeypatch):
     """And nothing is sent: perhaps others have given up."""
     released = Event()
     monkeypatch.setattr(all_ranks, "ANSWERED_WITHIN_S", 0.1)
-    monkeypatch.setattr(all_ranks, "group_timeout", lambda _: timedelta(seconds=0.01))
+    monkeypatch.setattr(all_ranks, "timeout_s", lambda _: 0.01)
     monkeypatch.setattr(all_ranks, "PrefixStore", lambda *_: SilentStore(released))
     try:
         said, _ = on_threads(2, unanswered, monkeypatch)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradweave._src.runtime.arrivals import Arrivals
+from gradweave._src.runtime.flat.arrivals import Arrivals
 
 
 class Borrowing(nn.Module):

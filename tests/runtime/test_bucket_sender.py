@@ -13,7 +13,7 @@ from gradweave import DistributedDataParallel
 from gradweave._src.errors import CollectiveError
 from gradweave._src.measure import spans
 from gradweave._src.measure.spans import SpanRecorder
-from gradweave._src.runtime.transports import BucketSender, send_bucket
+from gradweave._src.runtime.reducer.transports import BucketSender, send_bucket
 
 
 class ByRing:

@@ -81,7 +81,7 @@ def test_without_a_plan_torchs_buckets_stay(tmp_path, where):
         assert same
         # One of all ranks says that planning has ended.
         assert warnings == [f"keeping torch's own buckets: {WHY}"] * (rank == 0)
-        assert explained == f"torch's own buckets stay: {WHY}."
+        assert explained == f"Torch's own buckets stay: {WHY}."
 
 
 @pytest.mark.long
@@ -148,7 +148,7 @@ def compiled_on_one_rank(group):
 
 def test_one_rank_may_compile_alone(tmp_path):
     (first, gradients), (second, others) = on_two(compiled_on_one_rank, scratch=tmp_path)
-    assert first == second == f"torch's own buckets stay: {WHY}."
+    assert first == second == f"Torch's own buckets stay: {WHY}."
     assert gradients == others
 
 

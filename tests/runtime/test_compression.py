@@ -213,7 +213,7 @@ def without_a_price(group):
 
 
 def test_other_widths_keep_torchs_buckets(tmp_path):
-    why = "torch's own buckets stay: sparse messages have a price for gradients of 4 bytes only."
+    why = "Torch's own buckets stay: sparse messages have a price for gradients of 4 bytes only."
     assert on_processes(2, without_a_price, scratch=tmp_path) == [why, why]
 
 

@@ -90,7 +90,7 @@ def out_of_order(group):
 
 
 def test_gradients_in_changing_order_keep_torchs_buckets(tmp_path):
-    why = "torch's own buckets stay: gradients do not come in the same order in every step."
+    why = "Torch's own buckets stay: gradients do not come in the same order in every step."
     assert on_two(out_of_order, scratch=tmp_path) == [why, why]
 
 
@@ -228,7 +228,7 @@ def uneven(group):
 @pytest.mark.filterwarnings("ignore")
 def test_planning_ends_where_join_begins(tmp_path):
     (explained, _), _ = on_two(uneven, scratch=tmp_path)
-    assert explained == "torch's own buckets stay: planning ends where join() begins."
+    assert explained == "Torch's own buckets stay: planning ends where join() begins."
 
 
 def warming_up(group):

@@ -9,8 +9,8 @@ from torch import nn
 
 from gradweave import CollectiveError, DistributedDataParallel, ShardedDataParallel
 from gradweave._src.clocks import HostClock
-from gradweave._src.runtime import activities, instruments, probing
-from gradweave._src.runtime.probing import Probing
+from gradweave._src.runtime.driving import activities, instruments, probing
+from gradweave._src.runtime.driving.probing import Probing
 from gradweave._src.sparse.settings import GTopK
 
 WIDTH = 200  # so that torch's own buckets are far larger than what is probed

@@ -9,8 +9,8 @@ from sharded_training import MADE, OPTIMIZERS, alone, batches, on_ranks, plan, s
 
 from gradweave._src.clocks import HostClock
 from gradweave._src.errors import PlanMismatch
-from gradweave._src.runtime.flat_engine import FlatEngine
-from gradweave._src.runtime.step_clock import StepClock
+from gradweave._src.runtime.flat.engine import FlatEngine
+from gradweave._src.runtime.reporting.step_clock import StepClock
 
 OTHER = plan(("2.bias", "2.weight", "0.bias"), ("0.weight",))
 BACKWARD = plan(("2.bias", "2.weight", "0.bias", "0.weight"), passes="backward")

@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave import DistributedDataParallel, ShardedDataParallel, Span, Timeline, watch
 from gradweave._src.clocks import HostClock
 from gradweave._src.measure.spans import SpanRecorder
-from gradweave._src.runtime.metrics import LiveNumbers
-from gradweave._src.runtime.step_clock import StepClock
+from gradweave._src.runtime.reporting.metrics import LiveNumbers
+from gradweave._src.runtime.reporting.step_clock import StepClock
 
 KEYS = ["step", "step_s", "exposed_s", "overlap", "messages", "stage", "predicted_s"]
 

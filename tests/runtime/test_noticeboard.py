@@ -10,8 +10,8 @@ from ranks import on_threads
 
 from gradweave._src.comm.groups import common_place
 from gradweave._src.comm.stores import cloned_store
-from gradweave._src.runtime.announcements import Announcements
-from gradweave._src.runtime.noticeboard import Ended, Noticeboard
+from gradweave._src.runtime.driving.announcements import Announcements
+from gradweave._src.runtime.driving.noticeboard import Ended, Noticeboard
 
 
 def board_of(group):

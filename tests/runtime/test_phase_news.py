@@ -7,8 +7,8 @@ from gradweave._src.comm.groups import common_place
 from gradweave._src.comm.stores import cloned_store
 from gradweave._src.errors import RequestError
 from gradweave._src.phases import Phases
-from gradweave._src.runtime.noticeboard import Noticeboard
-from gradweave._src.runtime.phase_news import (
+from gradweave._src.runtime.driving.noticeboard import Noticeboard
+from gradweave._src.runtime.reporting.phase_news import (
     TOLD_EVERY_S,
     TOLD_EVERY_STEPS,
     PhaseNews,
@@ -16,7 +16,7 @@ from gradweave._src.runtime.phase_news import (
     known_typical,
     news_of,
 )
-from gradweave._src.session.slow_ranks import LEAST_STEPS, typical
+from gradweave._src.session.slow_ranks import LEAST_TIMED_STEPS, typical
 
 STEP = Phases(input_s=1.0, forward_s=2.0, backward_s=3.0, network_s=4.0)
 
@@ -24,7 +24,7 @@ STEP = Phases(input_s=1.0, forward_s=2.0, backward_s=3.0, network_s=4.0)
 class Clock:
     """A step clock that a test sets."""
 
-    def __init__(self, steps=LEAST_STEPS):
+    def __init__(self, steps=LEAST_TIMED_STEPS):
         self.begun, self.steps = 0, steps
 
     def phases(self):
@@ -80,7 +80,7 @@ def test_short_steps_are_not_told_more_often():
 
 def test_nothing_is_told_of_too_few_steps():
     board = Board()
-    Steps(board, Clock(steps=LEAST_STEPS - 1)).take(3 * TOLD_EVERY_STEPS)
+    Steps(board, Clock(steps=LEAST_TIMED_STEPS - 1)).take(3 * TOLD_EVERY_STEPS)
     assert board.said == []
 
 
@@ -107,11 +107,11 @@ def heard(group):
 def test_everybody_hears_everybody():
     for before, after in on_threads(3, heard):
         assert before is None
-        assert [one.typical for one in after] == [typical([STEP] * LEAST_STEPS)] * 3
+        assert [one.typical for one in after] == [typical([STEP] * LEAST_TIMED_STEPS)] * 3
 
 
 def asked(group):
-    steps = LEAST_STEPS if group.rank() != 1 else 7
+    steps = LEAST_TIMED_STEPS if group.rank() != 1 else 7
     everyone = gather_news(group, news_of([STEP] * steps))
     with pytest.raises(RequestError) as refused:
         known_typical(everyone)

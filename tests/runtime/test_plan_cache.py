@@ -27,9 +27,9 @@ from gradweave import (
 from gradweave._src import files
 from gradweave._src.plan import Bucket, Plan
 from gradweave._src.remembered import Remembered
-from gradweave._src.runtime import plan_cache
-from gradweave._src.runtime.options import Options
-from gradweave._src.runtime.plan_cache import CACHE_VARIABLE, PlanCache
+from gradweave._src.runtime.wrapping import plan_cache
+from gradweave._src.runtime.wrapping.options import Options
+from gradweave._src.runtime.wrapping.plan_cache import CACHE_VARIABLE, PlanCache
 from gradweave._src.session.findings import Findings, Stage
 from gradweave._src.session.task import PlanningTask
 
@@ -441,7 +441,7 @@ def remembering_a_ring(group, folder, how):
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_remembered_plan_makes_way_for_what_the_user_does(tmp_path, how, why):
-    expected = (True, None, f"torch's own buckets stay: {why}.")
+    expected = (True, None, f"Torch's own buckets stay: {why}.")
     assert on_two(remembering_a_ring, tmp_path / "c", how, scratch=tmp_path) == [expected] * 2
 
 

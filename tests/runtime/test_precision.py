@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave._src.compression import Compression
 from gradweave._src.errors import RequestError
 from gradweave._src.plan import Bucket, Plan
-from gradweave._src.runtime.carried_errors import BucketLayout, CarriedErrors
 from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.runtime.reducer.carried_errors import BucketLayout, CarriedErrors
 from gradweave._src.sparse.settings import GTopK
 
 INT8 = Compression(method="int8")

@@ -9,7 +9,7 @@ from test_course import clock_of
 from torch import nn
 
 from gradweave import DistributedDataParallel, ShardedDataParallel
-from gradweave._src.runtime.probing import Budget
+from gradweave._src.runtime.driving.probing import Budget
 from gradweave._src.session.commands import Probe
 from gradweave._src.session.learning import MESSAGES_PER_PROBE, PROBED_BYTES
 from gradweave._src.vocabulary import Way
@@ -21,7 +21,7 @@ def budget(**within):
     """Of a probe of two ways, each of whose sizes is two times MESSAGES_PER_PROBE messages."""
     ways = (Way("reduce-scatter", "native"), Way("all-gather", "native"))
     limits = {"within_s": 10.0, "within_bytes": 10**9, **within}
-    return Budget(Probe(ways, (100, 1000), surely=1, **limits))
+    return Budget(Probe(ways, (100, 1000), required_sizes=1, **limits))
 
 
 def test_a_budget_has_a_limit_of_bytes():

@@ -15,9 +15,9 @@ from gradweave._src import files
 from gradweave._src.compression import Compression
 from gradweave._src.plan import Bucket, Plan
 from gradweave._src.runtime.ddp import DistributedDataParallel
-from gradweave._src.runtime.options import Options
-from gradweave._src.runtime.plan_source import given_plan
 from gradweave._src.runtime.sharded import ShardedDataParallel
+from gradweave._src.runtime.wrapping.options import Options
+from gradweave._src.runtime.wrapping.plan_source import given_plan
 from gradweave._src.sparse.settings import GTopK
 
 SPARSE = Compression(method="gtopk", density=0.1)
@@ -80,7 +80,7 @@ def alone(group):
 
 def test_one_worker_needs_no_plan(tmp_path):
     assert on_two(alone, scratch=tmp_path, world=1) == [
-        "torch's own buckets stay: one worker sends no messages."
+        "Torch's own buckets stay: one worker sends no messages."
     ]
 
 

@@ -1,7 +1,8 @@
 """Ranks that wrap differently are told so in one line, all of them, and nobody waits."""
 
 import logging
-from datetime import timedelta
+from contextlib import suppress
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -17,10 +18,10 @@ from gradweave import DistributedDataParallel, ShardedDataParallel
 from gradweave._src.comm.groups import common_place
 from gradweave._src.comm.stores import cloned_store
 from gradweave._src.errors import CollectiveError, GradweaveError, RequestError
-from gradweave._src.runtime import same_wrapping
-from gradweave._src.runtime.same_wrapping import (
+from gradweave._src.runtime.wrapping import same_wrapping
+from gradweave._src.runtime.wrapping.same_wrapping import (
     MOST_FIELDS,
-    _Meeting,
+    Comparison,
     differences,
     meet,
     refuse,
@@ -185,43 +186,76 @@ def test_what_was_refused_leaves_nothing_in_the_users_group(tmp_path, kind):
 
 
 UNTOLD = (
-    "torch's own buckets stay: ranks of a gloo group cannot be told of plans through its store."
+    "Torch's own buckets stay: ranks of a gloo group cannot be told of plans through its store."
 )
 
 
+NOT_ONE = "record_steps must be at least 1, got 0"
+
+
 def without_store(group, ranks, options):
+    """What ranks are told whose store nobody can use beside the group, as with MPI."""
     if group.rank() in ranks:
         same_wrapping.cloned_store = lambda _: None
     try:
         return made(DistributedDataParallel, options, group.rank()).explain()
     except RequestError as error:
-        return str(error)
+        found = str(error)
+    message = torch.full((64,), float(group.rank() + 1))
+    dist.all_reduce(message)
+    assert set(message.tolist()) == {3.0}
+    return found
 
 
 @pytest.mark.parametrize(
     ("ranks", "options", "found"),
     [
-        (
-            [1],
-            [{}, {}],
-            f"{BEGINNING}the group's store is in reach on rank 0 and out of reach on rank 1{END}",
-        ),
-        (
-            [0, 1],
-            [{}, {}],
-            UNTOLD,
-        ),
+        ([1], [{}, {}], [UNTOLD] * 2),
+        ([0, 1], [{}, {}], [UNTOLD] * 2),
         (
             [0, 1],
             [{}, {"record_steps": 6}],
-            f"{BEGINNING}record_steps is 5 on rank 0 and 6 on rank 1{END}",
+            [f"{BEGINNING}record_steps is 5 on rank 0 and 6 on rank 1{END}"] * 2,
+        ),
+        (
+            [0, 1],
+            [{}, {"record_steps": 0}],
+            [f"another rank could not wrap its model: rank 1: {NOT_ONE}", NOT_ONE],
+        ),
+        (
+            [0, 1],
+            [{"record_steps": 0}] * 2,
+            [NOT_ONE] * 2,
         ),
     ],
-    ids=["of one rank", "of no rank", "and differently"],
+    ids=["of one rank", "of no rank", "and differently", "and refused", "and refused by all"],
 )
-def test_a_store_that_is_out_of_reach(tmp_path, ranks, options, found):
-    """Whether ranks can tell each other of plans is decided once, and for all."""
-    assert on_processes(2, without_store, ranks, options, scratch=tmp_path) == [found] * 2
+def test_a_store_that_cannot_be_used(tmp_path, ranks, options, found):
+    """Whether ranks can tell each other of plans is decided once, and for all.
+
+    Where they are refused, the users' group is as good as before.
+    """
+    assert on_processes(2, without_store, ranks, options, scratch=tmp_path) == found
+
+
+def out_of_reach(group):
+    if group.rank() == 1:
+        same_wrapping.cloned_store = no_way
+    with pytest.raises(CollectiveError) as caught:
+        made(DistributedDataParallel, [{}, {}], group.rank())
+    return str(caught.value)
+
+
+def no_way(*_):
+    raise dist.DistNetworkError("no way to node0:29500\nand its stack")
+
+
+def test_a_store_that_is_out_of_reach(tmp_path):
+    told = (
+        "rank 1 cannot reach the store of the process group: no way to node0:29500; look at its "
+        "connection to the host of the store"
+    )
+    assert on_processes(2, out_of_reach, scratch=tmp_path) == [told] * 2
 
 
 def of_another_version(group):
@@ -260,9 +294,42 @@ def only_rank_0_comes(group):
 
 
 def test_a_rank_that_does_not_come_ends_waiting(monkeypatch):
-    monkeypatch.setattr(same_wrapping, "group_timeout", lambda _: timedelta(seconds=0.2))
+    monkeypatch.setattr(same_wrapping, "timeout_s", lambda _: 0.2)
     told = "rank 0 cannot learn whether all ranks wrap alike: 1 of 3 ranks have come in time"
     assert on_threads(3, only_rank_0_comes) == [told, "", ""]
+
+
+def interrupted(group):
+    """Rank 0 waits when somebody hits Ctrl-C: rank 1, which comes then, does not go on alone."""
+    place = common_place(group, cloned_store(group))
+    if group.rank() == 0:
+
+        def interrupt(call, *, limit_s):
+            Thread(target=lambda: suppressed(call), daemon=True).start()
+            place.wait(["come"])
+            raise KeyboardInterrupt
+
+        same_wrapping.in_time = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            meet(group, place, "a")
+        group.barrier().wait()
+        return ""
+    group.barrier().wait()
+    with pytest.raises(CollectiveError) as caught:
+        meet(group, place, "a")
+    return str(caught.value)
+
+
+def suppressed(call):
+    with suppress(TimeoutError):
+        call()
+
+
+def test_who_is_interrupted_has_not_come(tmp_path):
+    _, said = on_processes(2, interrupted, scratch=tmp_path)
+    assert said == (
+        "rank 1 cannot learn whether all ranks wrap alike: it was interrupted on rank 0"
+    )
 
 
 def refused_by_rank_1(group):
@@ -290,7 +357,7 @@ def test_giving_up_is_one_decision(ranks):
 
     def come(store):
         try:
-            return _Meeting(store, "a", ranks, until_s=0.0).hold()
+            return Comparison(store, "a", rank=0, ranks=ranks).hold(0.0, Event())
         except TimeoutError:
             return "given up"
 

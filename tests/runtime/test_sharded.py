@@ -24,7 +24,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.runtime.sharded import ShardedDataParallel
 from gradweave._src.workloads.datasets import Batches, fashion_mnist_subset
 from gradweave._src.workloads.models import SmallCNN

@@ -70,9 +70,9 @@ def test_twenty_wrappers_leave_nothing(options, tmp_path):
 SCRIPT = """
     import sys, torch, torch.distributed as dist
     from torch import nn
-    from gradweave._src.comm import Communicator
+    from gradweave._src.comm.communicator import Communicator
     from gradweave._src.plan import Bucket, Plan
-    from gradweave._src.runtime import flat_engine
+    from gradweave._src.runtime.flat import engine as flat_engine
     from gradweave._src.runtime.sharded import ShardedDataParallel
 
     rank, store, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]

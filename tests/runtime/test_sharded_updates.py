@@ -7,9 +7,9 @@ from sharded_training import MADE, batches, on_ranks, plan, sharded, small
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from gradweave._src.runtime import flat_engine
-from gradweave._src.runtime.elementwise import ELEMENTWISE
-from gradweave._src.runtime.flat_engine import FlatEngine
+from gradweave._src.runtime.flat import engine as flat_engine
+from gradweave._src.runtime.flat.elementwise import ELEMENTWISE
+from gradweave._src.runtime.flat.engine import FlatEngine
 from gradweave._src.step_hooks import update
 
 OPTIMIZERS = {

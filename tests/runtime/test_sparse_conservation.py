@@ -260,5 +260,5 @@ def copied(group):
 
 
 def test_a_copy_of_a_sparsified_wrapper_is_dense(tmp_path):
-    expected = (True, "torch's own buckets stay: this is a copy.")
+    expected = (True, "Torch's own buckets stay: this is a copy.")
     assert on_processes(2, copied, scratch=tmp_path) == [expected] * 2

@@ -14,7 +14,7 @@ from gradweave._src.clocks import HostClock
 from gradweave._src.phases import PHASES, Phases
 from gradweave._src.plan import Bucket, Plan
 from gradweave._src.results import StageBegin
-from gradweave._src.runtime.step_clock import KEPT_STEPS, StepClock
+from gradweave._src.runtime.reporting.step_clock import KEPT_STEPS, StepClock
 
 
 class Scripted:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradweave._src.runtime.tensors import MOST_VALUES, batch_size, tensors_in
+from gradweave._src.runtime.wrapping.inputs import MOST_VALUES, batch_size, tensors_in
 
 
 def in_itself(*first):

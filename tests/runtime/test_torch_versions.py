@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import DistributedDataParallel
 from gradweave._src.plan import Bucket, Plan
-from gradweave._src.runtime.options import UNPLANNABLE
+from gradweave._src.runtime.wrapping.options import UNPLANNABLE
 from gradweave._src.torch_internals import (
     FOLLOWED,
     FOR_OTHER_BUCKETS,

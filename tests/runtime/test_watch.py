@@ -13,7 +13,14 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave import CollectiveCost, DistributedDataParallel, Line, Network, watch
+from gradweave import (
+    CollectiveCost,
+    DistributedDataParallel,
+    Line,
+    Network,
+    RequestError,
+    watch,
+)
 from gradweave._src.report.folders import read_folders
 
 KNOWN = Network(
@@ -45,6 +52,36 @@ def taken(model, rank, *, steps, accumulate=1):
         with torch.no_grad():
             model(batch(step, rank))
     return losses
+
+
+def refused_alone(group):
+    """Rank 1 has a hook of its own, catches what it is told, and goes on with its group."""
+    model = TorchDDP(network())
+    if group.rank():
+        model.register_comm_hook(group, allreduce_hook)
+        with pytest.raises(RequestError, match="has a communication hook"):
+            watch(model)
+    else:
+        watch(model)
+    message = torch.full((2,), float(group.rank() + 1), dtype=torch.float64)
+    group.allreduce([message]).wait()
+    return message.tolist()
+
+
+def test_who_is_refused_leaves_nothing_in_the_users_group(tmp_path):
+    assert on_processes(2, refused_alone, scratch=tmp_path) == [[3.0, 3.0]] * 2
+
+
+def watched_on_rank_0_alone(group):
+    model = TorchDDP(network())
+    told = watch(model).metrics if group.rank() == 0 else dict
+    return taken(model, group.rank(), steps=3)[-1], bool(told())
+
+
+def test_one_rank_may_watch_by_itself(tmp_path):
+    """Its numbers are there; only what is for all ranks needs all of them."""
+    (_, is_told), (_, nothing) = on_processes(2, watched_on_rank_0_alone, scratch=tmp_path)
+    assert (is_told, nothing) == (True, False)
 
 
 def saved(group, folder, accumulate, steps, known):

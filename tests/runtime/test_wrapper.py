@@ -6,12 +6,13 @@ import os
 import pickle
 import threading
 import weakref
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_processes
+from ranks import gloo_group, on_processes, on_threads, seeded
 from small_training import MOST_STEPS, QUICK, batch, network, on_two, plan_of, trained
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from gradweave._src.errors import RequestError
 from gradweave._src.plan import Bucket, Plan
 from gradweave._src.runtime.ddp import DistributedDataParallel
-from gradweave._src.runtime.reducer_engine import ReducerEngine
+from gradweave._src.runtime.reducer.engine import ReducerEngine
 from gradweave._src.runtime.sharded import ShardedDataParallel
 
 
@@ -70,8 +71,8 @@ def looks_at_the_reducer(group):
     early = object.__new__(DistributedDataParallel)
     nn.Module.__init__(early)
     wrapped = DistributedDataParallel(network(), record_steps=30)
-    looks, step_is_over = [], ReducerEngine.step_is_over
-    ReducerEngine.step_is_over = lambda engine: looks.append(1) or step_is_over(engine)
+    looks, has_reduced = [], ReducerEngine.has_reduced
+    ReducerEngine.has_reduced = lambda engine: looks.append(1) or has_reduced(engine)
     for step in range(20):
         wrapped(batch(step, group.rank())).sum().backward()
     return hasattr(early, "reducer"), len(looks)
@@ -192,7 +193,7 @@ def copied(group):
 
 
 def test_a_pickled_wrapper_is_torchs(tmp_path):
-    assert on_two(copied, scratch=tmp_path) == ["torch's own buckets stay: this is a copy."] * 2
+    assert on_two(copied, scratch=tmp_path) == ["Torch's own buckets stay: this is a copy."] * 2
 
 
 def shrunk(group, step):
@@ -229,6 +230,63 @@ def test_ranks_may_leave_while_planning(tmp_path, step):
     assert ours == ours_1
     for one, other in zip(ours, torchs, strict=True):
         assert torch.allclose(torch.tensor(one), torch.tensor(other), atol=1e-6)
+
+
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, given, fails):
+        ctx.fails = fails
+        return given.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.fails:
+            raise MemoryError("on this rank alone")
+        return gradient, None
+
+
+class MayFail(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 300), nn.Linear(300, 3)
+
+    def forward(self, given, fails):
+        return self.last(FailsInBackward.apply(self.first(given), fails))
+
+
+def gone_on_after_a_failed_pass(group, kind, steps, store):
+    """The gradients of a pass in another group, after one in which rank 1 failed half-way."""
+    model = seeded(MayFail)
+    wrapped = kind(model, process_group=group)
+    rank = group.rank()
+    # Rank 1 waits here until rank 0 has waited in vain there.
+    other = gloo_group(store, rank, 2)
+    for _ in range(steps):
+        wrapped(torch.ones(2, 4), False).sum().backward()  # noqa: FBT003
+    with pytest.raises((MemoryError, RuntimeError)):
+        wrapped(torch.ones(2, 4), rank == 1).sum().backward()
+    wrapped._update_process_group(other)
+    for _ in range(2):
+        model.zero_grad()
+        wrapped(torch.ones(2, 4) * (rank + 1), False).sum().backward()  # noqa: FBT003
+    return [parameter.grad.tolist() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("steps", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 14))])
+def test_ranks_go_on_in_another_group_after_a_failed_pass(steps):
+    """As with torch, whatever planning was doing: steps are recorded, and messages noted."""
+    made = [
+        on_threads(
+            2,
+            gone_on_after_a_failed_pass,
+            kind,
+            steps,
+            dist.HashStore(),
+            timeout=timedelta(seconds=5),
+        )
+        for kind in (TorchDDP, DistributedDataParallel)
+    ]
+    assert made[0] == made[1]
 
 
 def refused_other_group(group):

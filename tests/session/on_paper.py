@@ -32,7 +32,7 @@ from gradweave._src.session.findings import Stage
 from gradweave._src.session.learning import MESSAGES_PER_PROBE, MessageSample
 from gradweave._src.session.session import Session
 from gradweave._src.session.task import AGREEING_STEPS, PlanningTask
-from gradweave._src.session.trials import LEAST_STEPS
+from gradweave._src.session.trials import HOPELESS_AFTER_STEPS
 from gradweave._src.travel import Travel
 
 # So dear that merging small tensors gains a good part of a step of a second.
@@ -168,7 +168,7 @@ class Owner:
         for _ in range(min(MOST_TIMED, command.steps)):
             taken_s.append(self.draw(times_s))
             is_hopeless = command.hopeless_s is not None and min(taken_s) > command.hopeless_s
-            if is_hopeless and len(taken_s) == LEAST_STEPS:
+            if is_hopeless and len(taken_s) == HOPELESS_AFTER_STEPS:
                 break
         return tuple(taken_s)
 
@@ -218,7 +218,7 @@ class Owner:
 
 def sent_surely(command):
     """How many bytes a probe sends in any case."""
-    sizes = command.sizes_bytes[: command.surely]
+    sizes = command.sizes_bytes[: command.required_sizes]
     return MESSAGES_PER_PROBE * len(command.ways) * sum(sizes)
 
 

@@ -12,7 +12,7 @@ from gradweave._src.network import CollectiveCost
 from gradweave._src.plan import merge
 from gradweave._src.planning import make_plan
 from gradweave._src.recipe import Recipe
-from gradweave._src.session.compression import verdict, with_compression_price
+from gradweave._src.session.compression_worth import verdict, with_compression_price
 from gradweave._src.session.explain import explanation
 from gradweave._src.session.findings import Findings, Stage
 from gradweave._src.session.session import Session

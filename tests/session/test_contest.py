@@ -31,7 +31,7 @@ from gradweave._src.session.findings import Stage
 from gradweave._src.session.prices import MOST_PROBED_S, PROBED_SHARE
 from gradweave._src.session.session import Session
 from gradweave._src.session.task import PlanningTask
-from gradweave._src.session.trials import CLEARLY_WORSE, LEAST_STEPS
+from gradweave._src.session.trials import CLEARLY_WORSE, HOPELESS_AFTER_STEPS
 
 APART = {"baseline_caps_bytes": (1, 1)}  # a bucket for each tensor
 
@@ -138,7 +138,7 @@ def test_what_is_hopeless_is_cut_short():
     driven = scripted(SIX_DEAR, lambda now: 3.0 if is_baseline(now) else 4.5, **APART)
     _, *tried = driven.session.findings.trials
     assert [[len(visit.steps_s) for visit in trial.visits] for trial in tried] == [
-        [LEAST_STEPS]
+        [HOPELESS_AFTER_STEPS]
     ] * 3
     timed = [command for command in driven.commands if isinstance(command, TimeSteps)]
     assert [command.hopeless_s for command in timed] == [None, *[(1 + CLEARLY_WORSE) * 3.0] * 3]

@@ -9,7 +9,7 @@ from gradweave._src.plan import Bucket, Plan
 from gradweave._src.results import StageBegin
 from gradweave._src.session.candidates import Candidate
 from gradweave._src.session.findings import Findings, Stage
-from gradweave._src.session.kept_run import RankNotes, Training, losses_of, run_of, unplanned
+from gradweave._src.session.saved_run import RankNotes, Training, losses_of, run_of, unplanned
 from gradweave._src.session.trials import Trial, Visit
 from gradweave._src.travel import Travel
 

@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from gradweave import CollectiveCost, Network, Tensor, Trace, make_plan, simulate
 from gradweave._src.costs import Line
 from gradweave._src.phases import PHASES, Phases
-from gradweave._src.session.healing import Sent
 from gradweave._src.session.slow_ranks import (
-    COMPUTED,
-    LEAST_STEPS,
+    COMPUTED_PHASES,
+    LEAST_TIMED_STEPS,
     PARTS,
     SlowRank,
     Typical,
@@ -21,6 +20,7 @@ from gradweave._src.session.slow_ranks import (
     slow_ranks,
     typical,
 )
+from gradweave._src.session.without_slowness import SentPerStep
 
 USUAL_S = (0.04, 0.05, 0.06)  # input, forward, backward
 EXPOSED_S = 0.04
@@ -37,11 +37,11 @@ def training(ranks, *, times=None, noise=0.01, steps=32, seed=0):
     noises = 1 + noise * np.abs(draw.normal(size=(ranks, 3, steps)) + stretches)
     computed_s = noises * np.array(USUAL_S)[None, :, None]
     for (rank, phase), factor in (times or {}).items():
-        computed_s[rank, COMPUTED.index(phase)] *= factor
+        computed_s[rank, COMPUTED_PHASES.index(phase)] *= factor
     of_ranks_s = computed_s.sum(axis=1)
     waits_s = of_ranks_s.max(axis=0) + EXPOSED_S - of_ranks_s
     columns_s = np.concatenate([computed_s, waits_s[:, None, :]], axis=1)
-    fields = [f"{phase}_s" for phase in (*COMPUTED, "network")]
+    fields = [f"{phase}_s" for phase in (*COMPUTED_PHASES, "network")]
     steps_of = (
         [Phases(**dict(zip(fields, map(float, column), strict=True))) for column in one.T]
         for one in columns_s
@@ -68,14 +68,14 @@ worlds = st.integers(2, 16)
 seeds = st.integers(0, 2**32 - 1)
 
 
-@given(worlds, st.sampled_from(COMPUTED), st.floats(1.3, 5), seeds, st.data())
+@given(worlds, st.sampled_from(COMPUTED_PHASES), st.floats(1.3, 5), seeds, st.data())
 def test_the_culprit_is_found_in_any_phase_of_any_world(world, phase, factor, seed, data):
     rank = data.draw(st.integers(0, world - 1))
     (found,) = slow_ranks(training(world, times={(rank, phase): factor}, seed=seed))
     assert (found.rank, found.phase) == (rank, phase)
     assert found.times_as_long == pytest.approx(factor, rel=0.05)
     usual_s = sum(USUAL_S) + EXPOSED_S
-    more_s = USUAL_S[COMPUTED.index(phase)] * (factor - 1)
+    more_s = USUAL_S[COMPUTED_PHASES.index(phase)] * (factor - 1)
     assert found.step_s == pytest.approx(usual_s + more_s, rel=0.05)
     assert found.step_without_s == pytest.approx(usual_s, rel=0.05)
 
@@ -136,14 +136,14 @@ def test_equal_culprits_are_both_named():
 
 
 def test_a_rank_that_is_slow_in_all_it_does_has_a_finding_for_each_phase():
-    times = {(2, phase): 1.5 for phase in COMPUTED}
+    times = {(2, phase): 1.5 for phase in COMPUTED_PHASES}
     found = slow_ranks(training(4, times=times))
-    assert sorted(named(found)) == sorted((2, phase) for phase in COMPUTED)
+    assert sorted(named(found)) == sorted((2, phase) for phase in COMPUTED_PHASES)
     assert found[-1].step_without_s == pytest.approx(sum(USUAL_S) + EXPOSED_S, rel=0.05)
 
 
 def test_a_little_in_each_phase_is_named_by_the_longest():
-    times = {(2, phase): 1.02 for phase in COMPUTED}
+    times = {(2, phase): 1.02 for phase in COMPUTED_PHASES}
     found = slow_ranks(training(4, times=times, noise=0.0))
     assert named(found)[0] == (2, "backward")
     assert {one.rank for one in found} == {2}
@@ -164,8 +164,8 @@ def test_what_does_not_last_is_no_fault():
 
 def test_too_few_steps_tell_nothing():
     step = Phases(input_s=1.0, forward_s=2.0, backward_s=3.0, network_s=4.0)
-    assert typical([step] * (LEAST_STEPS - 1)) is None
-    assert typical([step] * LEAST_STEPS).phases == step
+    assert typical([step] * (LEAST_TIMED_STEPS - 1)) is None
+    assert typical([step] * LEAST_TIMED_STEPS).phases == step
     with pytest.raises(ValueError, match="parts"):
         Typical(parts=())
 
@@ -252,7 +252,7 @@ def sent(*, s_per_byte=1e-8, startup_s=0.0):
     entry = CollectiveCost(operation="all-reduce", collective="native", workers=4, cost=cost)
     network = Network(name="made", source="", costs=(entry,))
     plan = make_plan(trace, network, workers=4, planner="fixed:1MB", collective="native")
-    return Sent(trace=trace, plan=plan, network=network, workers=4)
+    return SentPerStep(trace=trace, plan=plan, network=network, workers=4)
 
 
 def measured(sent, *, times=None, input_s=0.04):
@@ -260,7 +260,9 @@ def measured(sent, *, times=None, input_s=0.04):
     phases = []
     for rank in range(4):
         usual_s = dict(
-            zip(COMPUTED, (input_s, sent.trace.forward_s, sent.trace.backward_s), strict=True)
+            zip(
+                COMPUTED_PHASES, (input_s, sent.trace.forward_s, sent.trace.backward_s), strict=True
+            )
         )
         computed = {
             f"{phase}_s": seconds * (times or {}).get((rank, phase), 1.0)
@@ -275,7 +277,7 @@ def measured(sent, *, times=None, input_s=0.04):
 
 
 @given(
-    st.sampled_from(COMPUTED),
+    st.sampled_from(COMPUTED_PHASES),
     st.floats(1.2, 3),
     st.floats(1e-9, 5e-8),
     st.sampled_from([0.0, 0.001]),

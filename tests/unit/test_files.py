@@ -27,9 +27,9 @@ from gradweave import (
 )
 from gradweave._src import files, presets
 from gradweave._src.documents import KINDS
-from gradweave._src.kept import Account, Steps
 from gradweave._src.remembered import Remembered
 from gradweave._src.results import Losses, Results
+from gradweave._src.training_record import Account, Steps
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RING = CollectiveCost(

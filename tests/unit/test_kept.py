@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from gradweave import RequestError
 from gradweave._src import files
-from gradweave._src.kept import Account, Steps
 from gradweave._src.phases import Phases
 from gradweave._src.results import Results, StageBegin
+from gradweave._src.training_record import Account, Steps
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PHASES = Phases(input_s=1.0, forward_s=2.0, backward_s=3.0, network_s=4.0)

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from gradweave import FormatError, RequestError, make_plan, simulate
 from gradweave._src import files
-from gradweave._src.kept import Account, Steps
 from gradweave._src.phases import Phases
 from gradweave._src.results import Losses, LossSeries, Result, Results, StageBegin
 from gradweave._src.runs import Prediction, Run, RunFolder
+from gradweave._src.training_record import Account, Steps
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -242,6 +242,47 @@ def test_a_benchmark_takes_the_place_of_a_training(tmp_path, training):
     )
     folder.finish(training.results, training.measured)
     assert folder.read() == replace(training, steps=None, account=None)
+
+
+def test_a_file_where_a_folder_is_to_be_is_left_alone(tmp_path, training):
+    """And so is the run that was there."""
+    folder = RunFolder(tmp_path)
+    folder.write(training)
+    (tmp_path / "torch-ddp").write_text("mine")
+    (row,) = training.results.rows
+    other = replace(training.results, rows=(replace(row, runtime="torch-ddp"),))
+    with pytest.raises(RequestError, match="torch-ddp is in the way and no folder; give a new"):
+        folder.write(replace(training, results=other))
+    assert folder.read() == training
+
+
+def test_a_benchmark_of_fewer_ranks_leaves_none_of_the_others(tmp_path, training):
+    folder, (name,) = RunFolder(tmp_path), training.plans
+    folder.write(
+        training, Losses(series=(LossSeries(label="a", steps=(0,), losses=(1.0,), wall_s=(1.0,)),))
+    )
+    predicted = Prediction(
+        runtime=name, plan=training.plans[name], timeline=training.predicted[name]
+    )
+    for ranks in (3, 1):
+        folder.begin(training.trace, training.network)
+        folder.predict(predicted)
+        folder.finish(training.results, {name: training.measured[name][:1] * ranks})
+    assert len(folder.read().measured[name]) == 1
+    assert "losses.json" not in names_in(tmp_path)
+
+
+def test_a_prediction_does_not_replace_what_is_nobodys_run(tmp_path, training):
+    folder, (name,) = RunFolder(tmp_path), training.plans
+    folder.begin(training.trace, training.network)
+    theirs = tmp_path / "gradweave-rounded" / "plan.json"
+    theirs.parent.mkdir()
+    theirs.write_text("mine")
+    with pytest.raises(RequestError, match="is in the way and of no run"):
+        folder.predict(
+            Prediction(runtime=name, plan=training.plans[name], timeline=training.predicted[name])
+        )
+    assert theirs.read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["network.json", "single/predicted.json"])

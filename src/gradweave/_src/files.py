@@ -8,7 +8,6 @@ from typing import BinaryIO, TypeVar
 
 from gradweave._src.documents import from_document, one_row_per_item, parsed, to_document
 from gradweave._src.errors import FormatError, RequestError
-from gradweave._src.kept import Account, Steps
 from gradweave._src.network import Network
 from gradweave._src.partials import partial_file
 from gradweave._src.plan import Plan
@@ -17,6 +16,7 @@ from gradweave._src.remembered import Remembered
 from gradweave._src.results import Losses, Results
 from gradweave._src.timeline import Timeline
 from gradweave._src.trace import Trace
+from gradweave._src.training_record import Account, Steps
 from gradweave._src.vocabulary import printable
 
 Value = TypeVar(

@@ -19,8 +19,8 @@ from gradweave._src.comm.own_group import OwnGroup
 from gradweave._src.compression import Compression
 from gradweave._src.errors import RequestError
 from gradweave._src.runtime.ddp import DistributedDataParallel
-from gradweave._src.runtime.parameters import check_compressible, planned_parameters
-from gradweave._src.runtime.transports import BucketSender, SparseTransport, send_bucket
+from gradweave._src.runtime.reducer.transports import BucketSender, SparseTransport, send_bucket
+from gradweave._src.runtime.wrapping.parameters import check_compressible, planned_parameters
 from gradweave._src.sparse.settings import GTopK, Sparse, TopK, settings_of
 from gradweave._src.sparse.training import SparseTraining
 from gradweave._src.torch_internals import is_in_join
@@ -140,7 +140,9 @@ def topk(
 
 
 def _send(
-    state: SparseState, bucket: Any, kind: type[Sparse]
+    state: SparseState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+    kind: type[Sparse],
 ) -> torch.futures.Future[torch.Tensor]:
     if not isinstance(state.settings, kind):
         raise RequestError(

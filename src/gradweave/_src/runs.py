@@ -13,7 +13,7 @@ reads such folders.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from msgspec import Struct
 
 from gradweave._src import files
 from gradweave._src.errors import FormatError, RequestError
-from gradweave._src.kept import Account, Steps
 from gradweave._src.network import Network
 from gradweave._src.partials import partial_folder
 from gradweave._src.plan import Plan
 from gradweave._src.results import Losses, Results
 from gradweave._src.timeline import Timeline
 from gradweave._src.trace import Trace
+from gradweave._src.training_record import Account, Steps
 from gradweave._src.vocabulary import file_name
 
 RESULTS = "results.json"  # last of all: where it is, the run has ended
@@ -75,12 +75,13 @@ class RunFolder:
     def begin(self, trace: Trace, network: Network) -> None:
         self._require_room(())
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (RESULTS, *OF_TRAINING):  # of a run that was there
+        for name in (RESULTS, *OF_TRAINING, "losses.json"):  # of a run that was there
             (self.path / name).unlink(missing_ok=True)
         files.write(self.path / "trace.json", trace)
         files.write(self.path / "network.json", network)
 
     def predict(self, prediction: Prediction) -> None:
+        self._require_room([prediction.runtime])
         folder = self._of(prediction.runtime)
         folder.mkdir(exist_ok=True)
         files.write(folder / "plan.json", prediction.plan)
@@ -91,6 +92,8 @@ class RunFolder:
         for runtime, timelines in measured.items():
             folder = self._of(runtime)
             folder.mkdir(exist_ok=True)
+            for path in _all_measured(folder):  # by more ranks than there are now, perhaps
+                path.unlink()
             for rank, timeline in enumerate(timelines):
                 files.write(_measured(folder, rank), timeline)
         files.write(self.path / RESULTS, results)
@@ -117,6 +120,8 @@ class RunFolder:
             raise RequestError(f"{self.path} is a file, not a folder; give a new folder")
         kinds = {self.path / name: kind for name, kind in KINDS.items()}
         for folder in map(self._of, runtimes):
+            if folder.exists() and not folder.is_dir():
+                raise RequestError(f"{folder} is in the way and no folder; give a new folder")
             kinds[folder / "plan.json"] = Plan
             kinds |= dict.fromkeys([folder / "predicted.json", *_all_measured(folder)], Timeline)
         for path, kind in kinds.items():
@@ -156,7 +161,7 @@ class RunFolder:
             measured={
                 name: tuple(files.read(path, Timeline) for path in paths)
                 for name in runtimes
-                if (paths := list(_all_measured(self._of(name))))
+                if (paths := _all_measured(self._of(name)))
             },
             steps=files.read(steps, Steps) if is_training else None,
             account=files.read(account, Account) if account.is_file() else None,
@@ -200,5 +205,5 @@ def _measured(folder: Path, rank: int) -> Path:
     return folder / (f"measured-{rank}.json" if rank else "measured.json")
 
 
-def _all_measured(folder: Path) -> Iterator[Path]:
-    return takewhile(Path.exists, (_measured(folder, rank) for rank in count()))
+def _all_measured(folder: Path) -> list[Path]:
+    return list(takewhile(Path.exists, (_measured(folder, rank) for rank in count())))

@@ -33,7 +33,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradweave._src.errors import RequestError
 
-LET_GO_WITHIN_S = 1.0
+# How long to wait until the backend's threads let go of a message's tensors.
+TENSORS_LET_GO_WITHIN_S = 1.0
 
 # Names that a feature cannot do without, as paths from the module `torch`.
 FOR_OTHER_BUCKETS = (
@@ -174,7 +175,7 @@ def replace_reducer(
             **passed_on(ddp),
         )
     _give_reducer(ddp, reducer)
-    if ddp.static_graph or not ddp.find_unused_parameters:  # otherwise torch keeps its first ones
+    if not keeps_declared_order(ddp):
         _rebuild_alone(reducer, ddp.process_group, in_order[0].device)
     ddp._has_rebuilt_buckets = True  # noqa: SLF001
 
@@ -298,14 +299,19 @@ def torch_caps_bytes(ddp: TorchDDP) -> tuple[int, int]:
     return (getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", cap) if is_default else cap), cap
 
 
-def torch_bucket_bytes(ddp: TorchDDP) -> list[int]:
-    """Return the sizes of the buckets that torch says it has; empty until it says so.
+def keeps_declared_order(ddp: TorchDDP) -> bool:
+    """Return whether torch keeps its first buckets, in the order of declaration, for good.
 
-    With unused parameters to find, torch keeps its first buckets, in the order of declaration.
+    It does where it looks for unused parameters in each pass.
     """
+    return bool(ddp.find_unused_parameters and not ddp.static_graph)
+
+
+def torch_bucket_bytes(ddp: TorchDDP) -> list[int]:
+    """Return the sizes of the buckets that torch says it has; empty until it says so."""
     logging_data = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # noqa: SLF001
-    is_kept = ddp.find_unused_parameters and not ddp.static_graph
-    logged = str(logging_data.get("bucket_sizes" if is_kept else "rebuilt_bucket_sizes", ""))
+    field = "bucket_sizes" if keeps_declared_order(ddp) else "rebuilt_bucket_sizes"
+    logged = str(logging_data.get(field, ""))
     return [int(size) for size in logged.split(",") if size.strip()]
 
 
@@ -443,13 +449,18 @@ def is_only_hook_before_step(optimizer: Optimizer) -> bool:
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta | None:
-    """Return the group's own; None, which is the backend's default, where it does not tell."""
+    """Return the group's time-out; None, the backend's default, where it does not tell."""
     for device in group._device_types:  # noqa: SLF001
         backend = group._get_backend(device)  # noqa: SLF001
         timeout: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
         if timeout is not None:
             return timeout
     return None
+
+
+def timeout_s(group: dist.ProcessGroup) -> float:
+    """Return the group's time-out in seconds, or torch's default where it does not tell."""
+    return (group_timeout(group) or default_pg_timeout).total_seconds()
 
 
 def devices_carried(group: dist.ProcessGroup) -> set[str]:
@@ -476,7 +487,7 @@ def wait_until_let_go(begin: Callable[[], dist.Work], tensors: Iterable[torch.Te
     places = range(len(held))
     before = [sys.getrefcount(held[place]) for place in places]
     begin().wait()
-    given_up_s = time.monotonic() + LET_GO_WITHIN_S
+    given_up_s = time.monotonic() + TENSORS_LET_GO_WITHIN_S
     while time.monotonic() < given_up_s and any(
         _is_shared(held[place]) or sys.getrefcount(held[place]) > before[place] for place in places
     ):

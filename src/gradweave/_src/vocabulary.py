@@ -56,7 +56,7 @@ def alternatives(name: str, known: Iterable[str], *, listed: str = "there are") 
     names = list(known)
     listing = f"{listed} {', '.join(names)}"
     close = closest(name, names)
-    return f"; {listing}" if close is None else f", did you mean {close}? {_sentence(listing)}"
+    return f"; {listing}" if close is None else f", did you mean {close}? {sentence(listing)}"
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
@@ -66,7 +66,8 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     return next((spelt[one] for one in get_close_matches(name[:80].lower(), spelt, n=1)), None)
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """Return the text with a capital at its beginning."""
     return text[:1].upper() + text[1:]
 
 
@@ -193,6 +194,11 @@ def time_text(seconds: float) -> str:
     """Return such texts as ``150.0 ms`` or, below a millisecond, ``45.2 us``."""
     is_short = 0 < seconds < 1e-3  # noqa: PLR2004 a millisecond
     return f"{seconds * 1e6:,.1f} us" if is_short else f"{seconds * 1e3:,.1f} ms"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return milliseconds as text without a unit, which is empty where nobody knows."""
+    return "" if seconds is None else f"{seconds * 1e3:,.1f}"
 
 
 def size_text(nbytes: float) -> str:

@@ -79,7 +79,7 @@ def faster_with_same_batch(
     )
 
 
-# What gains a smaller share of a step is not worth a sentence.
+# A way that gains a smaller share of a step is not worth a sentence.
 CLEARLY = 0.05
 
 NamedWay = tuple[str, Way]

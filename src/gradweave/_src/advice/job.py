@@ -28,7 +28,7 @@ from gradweave._src.trace import Trace
 from gradweave._src.travel import Travel
 from gradweave._src.vocabulary import Operation
 
-# What differs by less is equally fast: predictions are no better than that.
+# Plans that differ by less count as equally fast: predictions are no better than that.
 EQUALLY_FAST = 0.01
 
 # Without a tolerance, so that no uniform buckets look better than planned ones.
@@ -36,13 +36,13 @@ PLANNER = "optimal:0"
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """Collectives among which each message may choose, and what asks a wrapper for them."""
+    """Collectives among which each message may choose, and the argument that asks for them."""
 
     collectives: tuple[str, ...]
     argument: str | None = None  # None: wrappers choose among these by themselves
 
 
-class Planned(Struct, frozen=True, kw_only=True):
+class PricedPlan(Struct, frozen=True, kw_only=True):
     """A plan, what a step by it looks like, and what its messages could choose from."""
 
     plan: Plan
@@ -65,12 +65,12 @@ class Job:
         return Job(self.trace, self.network, workers=workers)
 
     @cached_property
-    def torch_default(self) -> Planned:
+    def torch_default(self) -> PricedPlan:
         """Return the plan in the buckets of torch's wrapper as it comes."""
         return self._by_default(self._plan_by("ddp"))
 
     @cached_property
-    def torch_best_cap(self) -> Planned:
+    def torch_best_cap(self) -> PricedPlan:
         """Return the plan with the best caps that a patient user would try, torch's among them."""
         default = self.torch_default
         # Many caps make the same buckets, of which the first stands for all.
@@ -82,40 +82,40 @@ class Job:
         return min(different.values(), key=lambda one: one.step_s)
 
     @cached_property
-    def exact(self) -> Planned:
+    def exact(self) -> PricedPlan:
         """Return the best buckets by the best collectives, with gradients as they are."""
         return _first_or_faster(self._among(choice, (None,)) for choice in self._choices())
 
-    def rounded(self, roundings: Sequence[RoundingName | None]) -> Planned:
+    def rounded(self, roundings: Sequence[RoundingName | None]) -> PricedPlan:
         """Return the best plan that rounds each message to one of these, or not at all for None."""
         if not is_compressible(self.trace):
             raise RequestError("rounding is priced for gradients of 4 bytes only")
         return self._among(self.exact.choice, roundings)
 
-    def sparse(self, compression: Compression) -> Planned:
+    def sparse(self, compression: Compression) -> PricedPlan:
         """Return the best plan that sends only the largest gradients wherever that is faster."""
-        priced_share(self.trace, compression)  # or says why there is no price
+        priced_share(self.trace, compression)  # raises where there is no price
         default = self.network.default_collective
         travels = (Travel(default, compression), Travel(default))
         plan = plan_among(self.trace, self.network, travels, workers=self.workers, planner=PLANNER)
         return self._planned(plan, Choice(collectives=(default,)))
 
     @cached_property
-    def both_passes(self) -> Planned:
+    def both_passes(self) -> PricedPlan:
         """The best plan that reduce-scatters in backward and all-gathers in the next forward."""
         known = self._known(*OPERATIONS["both"])
         first = [name for name in known if name == BOTH_PASSES_COLLECTIVE]
-        # Without any, planning for the default says what is missing.
+        # If there is none, planning for the default one raises an error that says what is missing.
         names = dict.fromkeys([*first, *known] or [BOTH_PASSES_COLLECTIVE])
         return _first_or_faster(map(self._for_both, names))
 
     def _plan_by(self, planner: str) -> Plan:
         return make_plan(self.trace, self.network, workers=self.workers, planner=planner)
 
-    def _by_default(self, plan: Plan) -> Planned:
+    def _by_default(self, plan: Plan) -> PricedPlan:
         return self._planned(plan, Choice(collectives=(self.network.default_collective,)))
 
-    def _among(self, choice: Choice, roundings: Sequence[RoundingName | None]) -> Planned:
+    def _among(self, choice: Choice, roundings: Sequence[RoundingName | None]) -> PricedPlan:
         travels = [Travel(by) for by in choice.collectives] if None in roundings else []
         travels += [
             Travel(self._rounding_collective, Compression(method=rounding))
@@ -127,7 +127,7 @@ class Job:
         )
         return self._planned(plan, choice)
 
-    def _for_both(self, name: str) -> Planned:
+    def _for_both(self, name: str) -> PricedPlan:
         plan = make_plan(
             self.trace,
             self.network,
@@ -140,9 +140,9 @@ class Job:
         choice = Choice(collectives=(name,), argument=None if is_default else name)
         return self._planned(plan, choice)
 
-    def _planned(self, plan: Plan, choice: Choice) -> Planned:
+    def _planned(self, plan: Plan, choice: Choice) -> PricedPlan:
         timeline = simulate(self.trace, plan, self.network, workers=self.workers)
-        return Planned(plan=plan, timeline=timeline, choice=choice)
+        return PricedPlan(plan=plan, timeline=timeline, choice=choice)
 
     def _choices(self) -> list[Choice]:
         """Return first what wrappers choose by themselves, then all else that has a price."""
@@ -187,7 +187,7 @@ class Job:
         return True
 
 
-def _first_or_faster(found: Iterable[Planned]) -> Planned:
+def _first_or_faster(found: Iterable[PricedPlan]) -> PricedPlan:
     """Return the first, unless a later one is faster by more than predictions are uncertain."""
     best, *others = found
     for one in others:

@@ -6,7 +6,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from gradweave._src.advice.job import Job, Planned
+from gradweave._src.advice.job import Job, PricedPlan
 from gradweave._src.compression import DEFAULT_DENSITY, ROUNDED_TO, Compression, RoundingName
 from gradweave._src.errors import RequestError
 from gradweave._src.plan import Plan
@@ -30,9 +30,9 @@ class Change(IntEnum):
 
 
 class Way(Struct, frozen=True, kw_only=True):
-    """A way to train: by which plan, with what for a batch, and in code."""
+    """A way to train: its plan, its batch, and the code that switches it on."""
 
-    planned: Planned
+    planned: PricedPlan
     trace: Trace
     workers: int
     change: Change
@@ -44,7 +44,7 @@ class Way(Struct, frozen=True, kw_only=True):
     def is_among(self, roundings: Collection[str]) -> bool:
         """Return whether a wrapper whose plans may use these roundings does this already.
 
-        One that must be told a collective does something else.
+        A way whose wrapper must be told a collective is not among them.
         """
         is_by_itself = self.planned.choice.argument is None
         rounds_alike = self.rounds_to is not None and self.rounds_to <= set(roundings)
@@ -64,7 +64,7 @@ class Way(Struct, frozen=True, kw_only=True):
         return self.accumulation * self.workers * self.trace.batch_size / self.step_s
 
 
-def _exactly(job: Job, planned: Planned, code: str) -> Way:
+def _exactly(job: Job, planned: PricedPlan, code: str) -> Way:
     """Return a way that changes nothing in the results."""
     return Way(
         planned=planned,
@@ -157,7 +157,7 @@ def _on_workers(job: Job, *, factor: float) -> Way:
     )
 
 
-def _call(wrapper: str, planned: Planned, **given: str) -> str:
+def _call(wrapper: str, planned: PricedPlan, **given: str) -> str:
     """Return code that calls the wrapper with only those arguments it cannot find by itself."""
     if planned.choice.argument is not None:
         given["collective"] = planned.choice.argument
@@ -165,7 +165,7 @@ def _call(wrapper: str, planned: Planned, **given: str) -> str:
     return f"{wrapper}(model{arguments})"
 
 
-# Of those that are equally fast and change as much the first is the least trouble.
+# Of ways that are equally fast and change as much, the first here is the least trouble.
 WAYS: Mapping[str, Callable[[Job], Way]] = {
     "torch-ddp": _torch_default,
     "exact": _exact,

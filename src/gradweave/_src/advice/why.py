@@ -1,6 +1,6 @@
 """Why one way is faster than the others, in a sentence, from what a step consists of."""
 
-from gradweave._src.advice.job import Job, Planned
+from gradweave._src.advice.job import Job, PricedPlan
 from gradweave._src.advice.option import Option
 from gradweave._src.timeline import Timeline
 
@@ -8,7 +8,7 @@ from gradweave._src.timeline import Timeline
 LITTLE = 0.02
 
 
-def why_first(job: Job, first: Option, planned: Planned) -> str:
+def why_first(job: Job, first: Option, planned: PricedPlan) -> str:
     """Say what decides how long a step takes, and what the first option does about it.
 
     What decides is looked for in steps with gradients as they are, in torch's buckets and in
@@ -57,7 +57,7 @@ def _startups_s(job: Job) -> float:
     )
 
 
-def _what_it_does(job: Job, first: Option, planned: Planned) -> str:
+def _what_it_does(job: Job, first: Option, planned: PricedPlan) -> str:
     timeline = planned.timeline
     if first.workers != job.workers:
         more = first.workers / job.workers

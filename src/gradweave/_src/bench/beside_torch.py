@@ -1,7 +1,7 @@
 """Our wrapper beside torch's, and computing alone: what anybody wants to know first.
 
-Nothing has to be known of the network, so nothing is calibrated before. What our wrapper expects it
-has found out by itself while it trained.
+Nothing has to be known of the network, so nothing is calibrated before. What our wrapper predicts
+rests on what it has found out by itself while it trained.
 """
 
 from collections.abc import Callable

@@ -21,7 +21,7 @@ class ReplayedJob(Struct, frozen=True, kw_only=True):
 
 
 class RecordedJob(Struct, frozen=True, kw_only=True):
-    """A job as its slowest rank has it, where it will run, beside the others and sending nothing.
+    """A job as recorded on its slowest rank, where it will run, while no rank sends anything.
 
     ``copy_s_per_byte`` is what it takes to copy gradients into a bucket, or out of it.
     """
@@ -36,9 +36,9 @@ class CalibrationQuestion(Struct, frozen=True, kw_only=True):
     largest_bytes: int
     repeats: int
     nodes_per_rack: int | None = None
-    compressions: tuple[Compression, ...] = ()  # also time selecting and exchanging for these
-    job: ReplayedJob | None = None  # time messages idle and beside this; record it, too
-    keeps_slow: bool = False  # also ways that nobody would choose
+    compressions: tuple[Compression, ...] = ()  # for which selecting and exchanging are timed, too
+    job: ReplayedJob | None = None  # messages are timed idle and beside it, and it is recorded
+    keeps_slow: bool = False  # whether ways that nobody would choose are timed, too
 
 
 class CalibrationAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -19,7 +19,7 @@ from gradweave._src.bench.jobs import answer, asked
 from gradweave._src.bench.ranks import default_group, node_topology
 from gradweave._src.bench.replayed_load import replaying
 from gradweave._src.bench.trainee import BATCH
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.groups import same_ranks
 from gradweave._src.comm.lanes import LANES
 from gradweave._src.comm.small_messages import largest
@@ -27,7 +27,7 @@ from gradweave._src.measure.backward import record_trace
 from gradweave._src.measure.network import Surroundings, measure_network
 from gradweave._src.network import Network
 from gradweave._src.planning import OPERATIONS
-from gradweave._src.session.compression import with_compression_price
+from gradweave._src.session.compression_worth import with_compression_price
 from gradweave._src.sparse.exchanger import Exchanger
 from gradweave._src.sparse.settings import settings_for
 from gradweave._src.sparse.timing import MOST_TIMED, exchange_cost, selection_s_per_element
@@ -50,7 +50,7 @@ def calibrated(
 ) -> Network | None:
     """Take this rank's part in a calibration, and return the network on rank 0."""
     topology = node_topology(group, nodes_per_rack=question.nodes_per_rack)
-    # Making a group takes a while.
+    # Making groups takes a while, so other lanes are only made where they are needed.
     is_sharded = any(way.operation in OPERATIONS["both"] for way in question.ways)
     network = measure_network(
         group,

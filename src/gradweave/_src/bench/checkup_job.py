@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 import gradweave
 from gradweave._src.bench.checkup import CheckupAnswer, CheckupQuestion, place_in
 from gradweave._src.bench.jobs import answer, asked
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.doctor.checkup import AllReduce, Checkup, RankFacts
 from gradweave._src.doctor.meeting import Lost, Meeting, assemble
 from gradweave._src.doctor.store_in_time import StoreInTime
@@ -101,7 +101,7 @@ def check_up(
         _find_out(meeting, store, found, timeout_s, advance if facts.rank == 0 else lambda: None)
     except Lost as error:
         found.lost = error
-    with suppress(RuntimeError):  # where nothing is heard of the store any more
+    with suppress(RuntimeError):  # where the store does not answer any more
         meeting.leave()
     if facts.rank != 0:
         return None
@@ -176,7 +176,7 @@ def _find_out(
         )
     except TimeoutError as error:
         own = _FromGloo(problem=str(error))
-    # A rank that gloo has failed early waits for the others, whom it fails when time is up.
+    # A rank on which gloo has failed early waits for others, on which it fails when time is up.
     everyone = meeting.gather("asking gloo", own, _FromGloo, timeout_s=3 * timeout_s)
     found.gloo_problem = next((one.problem for one in everyone.values() if one.problem), None)
     if found.gloo_problem is None:

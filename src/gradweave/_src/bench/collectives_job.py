@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from gradweave._src.bench.jobs import answer, asked
 from gradweave._src.bench.ranks import default_group, node_topology
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.measure.collectives import time_collectives
 from gradweave._src.measure.timings import Question, Timing
 

@@ -13,8 +13,8 @@ from gradweave._src.lab import Cluster
 from gradweave._src.results import LossSeries
 
 Data = Literal["cifar10", "fashion-mnist", "shakespeare"]
-# Corrected before selection, with or without restarting where elements were applied; or torch's own
-# optimizer's, after the exchange.
+# Momentum is corrected before selection, with or without restarting where elements were applied, or
+# it is that of torch's own optimizer, after the exchange.
 Momentum = Literal["masked", "corrected", "optimizer's"]
 
 
@@ -63,7 +63,7 @@ class Epoch(Struct, frozen=True, kw_only=True):
 class Outcome(Struct, frozen=True, kw_only=True):
     training: Training
     parameters: int
-    epochs: list[Epoch]  # those before losses were no longer finite
+    epochs: list[Epoch]  # as long as losses were finite
     same_weights: bool  # every rank ended with the same bits
 
     @property

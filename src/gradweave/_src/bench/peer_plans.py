@@ -25,7 +25,7 @@ TUNED = f"{TORCH}{SWEPT}"
 NATIVE = Way("all-reduce", "native")
 POWER_SGD = "powersgd"
 LARGEST_RANK = 64
-# torch compresses a matrix that is left with less than one element of so many.
+# torch compresses a matrix if its factors have fewer elements by more than this factor.
 LEAST_COMPRESSION = 2
 
 
@@ -224,7 +224,7 @@ def _one_by_one(job: Job, plan: Plan, computing_s: Sequence[float]) -> Timeline:
     return Timeline(spans=tuple(spans))
 
 
-# What prices a message on gloo, where that is another operation.
+# Operations that are priced as another one on gloo.
 PRICED_AS: Mapping[Operation, Operation] = {"reduce-scatter": "all-reduce"}
 
 

@@ -171,7 +171,7 @@ def in_turn(
         started_s = time.perf_counter()
         try:
             sent = powerSGD_hook(state.state, bucket).wait()
-        except Exception as error:  # noqa: BLE001 it belongs to whoever waits
+        except Exception as error:  # noqa: BLE001 it belongs to whatever waits for the future
             done.set_exception(error)  # type: ignore[arg-type]
             return
         state.taken_s[bucket.index()] = time.perf_counter() - started_s
@@ -184,7 +184,7 @@ def in_turn(
 @contextmanager
 def _zero(case: Case, trainee: Trainee) -> Iterator[Running]:
     """Run ZeRO: every rank updates a share of the parameters, and broadcasts it in one message."""
-    # It compiles what nobody needs here, which takes a second and warns.
+    # Importing it compiles what nobody needs here, which takes a second and warns.
     from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415
 
     before = [(parameter, parameter.data) for parameter in trainee.model.parameters()]

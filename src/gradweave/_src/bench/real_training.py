@@ -38,9 +38,9 @@ class RealQuestion(Struct, frozen=True, kw_only=True):
     batch_size: int  # of each worker
     learning_rate: float
     is_double: bool = False  # in float64, where roundings are too small to grow into losses
-    steps_when_settled: int = 0  # and so many more
+    steps_when_settled: int = 0  # and so many steps more
     turns: int = 0  # afterwards, when all are settled, each runtime has so many, in changing order
-    for_folder: bool = False  # also what a run's folder holds of torch's wrapper and ours
+    for_folder: bool = False  # whether ranks also tell what a run's folder holds
 
 
 class Besides(Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ from gradweave._src.timeline import Timeline
 from gradweave._src.workloads.datasets import Batches, Images, fashion_mnist_subset
 from gradweave._src.workloads.models import MODELS
 
-# Few, for people wait.
+# Few steps, for people wait.
 RECORD_STEPS = TRIAL_STEPS = 2
 WARMUP_STEPS, NOTED_STEPS, COMPUTED_STEPS = 2, 5, 12
 
@@ -167,7 +167,7 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Return what a step took under each runtime, the median of each of its turns.
 
-    What slows all of this machine down for a while slows all runtimes down.
+    So what slows this machine down for a while slows all runtimes down.
     """
     steps_s: dict[str, list[float]] = {runtime: [] for runtime in trainings}
     runtimes = list(trainings)
@@ -272,7 +272,7 @@ def _dtype(question: RealQuestion) -> torch.dtype:
 
 
 def answers(question: RealQuestion, group: dist.ProcessGroup) -> Iterator[RealAnswer]:
-    # Whoever needs most steps comes first, so that the others take as many.
+    # Runtimes that plan need most steps, so they come first, and the others take as many.
     in_order = sorted(question.runtimes, key=lambda runtime: runtime not in {OURS, SHARDED})
     data = Data(question, group, fashion_mnist_subset(train=True))
     steps, more = question.least_steps, question.steps_when_settled

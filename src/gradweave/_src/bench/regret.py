@@ -20,11 +20,11 @@ from gradweave._src.trace import Trace
 JOB = "gradweave._src.bench.regret_job"
 
 CACHED = "gradweave-cached"  # our wrapper with the plan of a training before
-# In this order at first: what is remembered has to be found before.
+# In the first run they come in this order, for CACHED needs what OURS has found.
 RUNTIMES = (TORCH, TUNED, OURS, CACHED)
 
 SETTLED = "settled"
-# torch makes its buckets anew after the first, and no runtime is up to speed in them.
+# torch rebuilds its buckets after the first step, and no runtime is up to speed in these.
 FIRST_STEPS = 5
 STRETCH_STEPS = 20
 
@@ -49,8 +49,8 @@ class RegretQuestion(Struct, frozen=True, kw_only=True):
     steps: int
     runs: int
     cache: str  # an empty folder, which the first run of ours fills
-    sweeps: bool = True  # for the cap of TUNED, unless it is known
-    bucket_cap_mb: float | None = None  # then; None: torch's own caps were best
+    sweeps: bool = True  # whether the cap of TUNED is searched for
+    bucket_cap_mb: float | None = None  # if not searched for; None: torch's own were best
 
 
 class Turn(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     runtime: str
     step_ends_s: tuple[float, ...]  # since the barrier before the first, on the slowest rank
-    wrapping_s: float  # before that
+    wrapping_s: float  # making the wrapper, before that barrier
     correct: bool  # gradients were the mean over the ranks, or weights are alike on them
     bucket_cap_mb: float | None = None  # where it was swept
     # Of our wrapper alone:

@@ -145,7 +145,7 @@ def step_ends_s(
 def turn(
     runtime: str, work: Work, question: RegretQuestion, group: dist.ProcessGroup, cache: str | None
 ) -> Turn:
-    gc.collect()  # takes half a second among torch's objects: not in the midst of some turn
+    gc.collect()  # takes half a second with torch's objects, so not in the middle of a turn
     model = work.model()
     group.barrier().wait()
     began_s = time.perf_counter()
@@ -185,7 +185,7 @@ def _torchs(model: nn.Module, group: dist.ProcessGroup, cap_mb: float | None) ->
 
 
 def _ours(model: nn.Module, group: dist.ProcessGroup, cache: str | None) -> DistributedDataParallel:
-    # Without a folder none is used, also where the environment names one.
+    # Without a folder there is no cache, even where the environment names one.
     return DistributedDataParallel(model, process_group=group, init_sync=False, cache=cache or "")
 
 

@@ -10,12 +10,12 @@ from gradweave._src.workloads.replay import TIMERS, Replay, Timer
 
 # Gradients travel beside backward, so nearly all of what is replayed is that.
 FORWARD_S = 1e-3
-# Then it looks whether it is over.
+# The replay looks at least so often whether it is over.
 LONGEST_WAIT_S = 0.01
 
 
 class _UntilOver:
-    """A timer that waits for nothing any more once it is over."""
+    """A timer that does not wait any more once the replay is over."""
 
     def __init__(self, timer: Timer, over: Event) -> None:
         self._timer, self._over = timer, over

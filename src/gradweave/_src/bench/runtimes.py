@@ -23,7 +23,7 @@ from gradweave._src.runtime.ddp import DistributedDataParallel
 from gradweave._src.runtime.sharded import ShardedDataParallel
 from gradweave._src.sparse.settings import settings_for
 
-# Of what gradients are, for they are the same everywhere: a few roundings to bf16, or to 8 bits.
+# Rounded gradients may be off by this share: a few roundings to bf16, or to 8 bits.
 ROUNDED_WITHIN = 0.02
 
 
@@ -158,7 +158,7 @@ def _looping(case: Case, trainee: Trainee) -> Iterator[Running]:
     )
 
     def is_correct() -> bool:
-        """Return whether whoever updates has seen the mean, and all have what it wrote."""
+        """Return whether ranks that update have seen the mean, and all have what they wrote."""
         seen.expected = trainee.mean
         step()
         loop.synchronise()

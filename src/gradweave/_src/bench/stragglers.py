@@ -31,7 +31,7 @@ class Fault(Struct, frozen=True, kw_only=True):
 class StragglersQuestion(Struct, frozen=True, kw_only=True):
     trace: Trace
     input_s: float  # between two passes
-    settling_steps: int  # at the beginning of a case, which nobody looks at
+    settling_steps: int  # at the beginning of a case, which do not count
     steps: int
     cases: tuple[Fault | None, ...]
     folder: str  # where a file with a case's number appears when links are as that case has them
@@ -87,7 +87,7 @@ def watch_ranks(
 
     ``on_case`` sees each case as it ends, in another thread.
     """
-    slowed: set[int] = set()  # nodes whose links are
+    slowed: set[int] = set()  # nodes whose links are slowed
 
     def prepare(number: int) -> None:
         while slowed:

@@ -24,7 +24,7 @@ class Trainee:
     def __init__(self, model: Replay, group: dist.ProcessGroup) -> None:
         self.model, self.group = model, group
         self.clock_offset_s = clock_offset_s(group)
-        # For all wrappers, one after the other: making one takes a while.
+        # All wrappers use these groups, one after the other, for making one takes a while.
         self.own_groups = [same_ranks(group) for _ in range(LANES)]
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.bytes_of = {name: parameter.nbytes for parameter, name in self.names.items()}
@@ -90,9 +90,9 @@ class Running(NamedTuple):
 
 
 class Seen(torch.optim.Optimizer):
-    """An optimizer that changes nothing, unless it is asked for.
+    """An optimizer that changes nothing, unless ``expected`` is set.
 
-    With ``expected`` set it checks gradients, and writes that value.
+    Then it checks gradients, and writes that value.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:

@@ -66,14 +66,14 @@ JOB = "gradweave._src.bench.training_job"
 
 OURS, COMPUTE = "gradweave", "compute"
 SHARDED = "sharded"
-# With a planner behind its colon: its plan, under a wrapper that notes a timeline.
+# As ``timeline:wfbp``: the plan of a planner, under a wrapper that notes a timeline.
 NOTING = "timeline"
-# Behind a planner: by which collective its messages are planned for and sent, as in
-# ``wfbp@parameter-server:4``; of all that were measured, each message takes the cheapest of ANY.
+# Behind a planner's name, as in ``wfbp@parameter-server:4``: the collective that its messages are
+# planned for and sent by. With ANY each message takes the cheapest of all that were measured.
 BY = "@"
 ANY = "any"
 
-# What a patient user would try for `bucket_cap_mb`.
+# Values of `bucket_cap_mb` that a patient user would try.
 SWEPT_MB = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 35, 50, 75, 100, 150, 200)
 
 
@@ -83,7 +83,7 @@ class Case(Struct, frozen=True, kw_only=True):
     runtime: str
     plan: Plan | None = None
     bucket_cap_mb: float | None = None  # torch's own argument, where the runtime is torch's own
-    noting: bool = False  # a timeline, while it is timed
+    noting: bool = False  # whether a timeline is noted while it is timed
 
     @property
     def planned(self) -> Plan:
@@ -137,7 +137,7 @@ class Place(NamedTuple):
     workers: int
 
 
-# Has every rank answer a question, and is told each answer as it comes.
+# A function that has every rank answer a question, and passes on each answer as it comes.
 AskRanks = Callable[[TrainingQuestion, Callable[[TrainingAnswer], None]], None]
 
 
@@ -196,7 +196,7 @@ def precision_of(runtime: str) -> str:
 
 
 def with_collectives(runtimes: Sequence[str], collectives: Sequence[str]) -> tuple[str, ...]:
-    """Return the runtimes, and the planners among them once more by each of these collectives."""
+    """Return the runtimes, and each planner among them once more by each of these collectives."""
     by = (
         f"{name}{BY}{collective}"
         for name in runtimes
@@ -291,9 +291,9 @@ def train(
 ) -> list[Result]:
     """Train under all runtimes, and write what is predicted and what is measured to the folder.
 
-    Predictions are in the folder before the runtimes run. Runtimes that find their plan need not do
-    so again where it was ``found`` before. Where the replayed trace was ``recorded`` where it will
-    run, plans and predictions go by that.
+    Predictions are in the folder before the runtimes run. Runtimes that find their plan do not do
+    so again if it was ``found`` before. If the replayed trace was ``recorded`` where it will run,
+    plans and predictions go by that.
     """
     job = Job(trace, network, place.workers)
     if recorded is not None:
@@ -363,7 +363,7 @@ SWEEP_ITERATIONS = 3
 def _best_cap_mb(
     runtime: str, ask_ranks: AskRanks, job: Job, settings: Settings, advance: Callable[[], None]
 ) -> float | None:
-    """Return the cap, of those that a patient user would try, with which a runtime is fastest.
+    """Return the cap with which a runtime is fastest, of those that a patient user would try.
 
     It is None where nothing is faster than torch's own caps.
     """
@@ -380,7 +380,7 @@ def _best_cap_mb(
 def swept_caps_mb(nbytes: float) -> list[float | None]:
     """Return the caps to try, up to the first that takes all of a model's gradients.
 
-    None is torch's own: somebody who finds nothing better leaves the argument out.
+    None stands for torch's own, for a user who finds nothing better leaves the argument out.
     """
     smaller = [cap for cap in SWEPT_MB if cap < nbytes / MIB]
     return [None, *SWEPT_MB[: len(smaller) + 1]]

@@ -60,7 +60,7 @@ def timed(case: Case, trainee: Trainee, question: TrainingQuestion) -> TrainingA
             run.step()
         correct = run.is_correct()
         trainee.group.barrier().wait()
-        run.step()  # what comes beside forward is due from the step before
+        run.step()  # messages beside forward are those of the step before
         for _ in range(question.iterations):
             started_s = time.perf_counter()
             run.step()

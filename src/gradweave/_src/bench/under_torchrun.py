@@ -1,7 +1,7 @@
 """Experiments in the group that torchrun started: rank 0 asks, and all ranks answer.
 
-Everything happens in one default group: its store keeps the addresses of the first one, so a second
-one would not come about.
+Everything happens in one default group: a second one would fail, for the store keeps the addresses
+of the first.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ Found = TypeVar("Found")
 
 
 class Asked(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What all ranks are to do next; nothing, where it is over."""
+    """What all ranks are to do next; nothing if it is over."""
 
     calibrate: CalibrationQuestion | None = None
     train: TrainingQuestion | None = None
@@ -89,7 +89,7 @@ def _follow(group: dist.ProcessGroup) -> None:
 
 
 def _hear(group: dist.ProcessGroup, asked: Asked | None = None) -> Asked:
-    """Return what rank 0 asks; the other ranks give nothing for ``asked``."""
+    """Return what rank 0 asks; other ranks pass None as ``asked``."""
     text = "" if asked is None else msgspec.json.encode(asked).decode()
     heard = broadcast_text(group, text)
     return msgspec.json.decode(heard, type=Asked)

@@ -16,7 +16,7 @@ from gradweave._src.compression import check_precision
 from gradweave._src.runtime.ddp import DistributedDataParallel
 from gradweave._src.vocabulary import parse_spec
 
-# 8 bits without what makes up for them: what rounding drops is lost.
+# 8 bits without error feedback: what rounding drops is lost.
 FORGETFUL = "int8-forgetful"
 
 

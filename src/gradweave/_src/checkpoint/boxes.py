@@ -1,4 +1,4 @@
-"""Parts of tensors as boxes: what torch.distributed.checkpoint has names for.
+"""Parts of tensors as boxes, which is how torch.distributed.checkpoint names them.
 
 A rank's part of a parameter is a run of its elements as they lie in memory. Cut along rows, such a
 run is a few boxes: the end of a row, whole rows, the beginning of a row, and so on inside of those.
@@ -14,7 +14,7 @@ class Box(NamedTuple):
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    first: int  # where in the part its first element is
+    first: int  # the place of its first element in the part
 
 
 def boxes_of(shape: Sequence[int], strides: Sequence[int], first: int, last: int) -> list[Box]:

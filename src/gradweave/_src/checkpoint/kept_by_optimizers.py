@@ -1,8 +1,8 @@
 """What an optimizer keeps for each parameter, also before its first step.
 
-torch.distributed.checkpoint loads what it finds in a template: what an optimizer does not have yet
-would not be restored, without a word. torch's own way out is a step with a learning rate of zero,
-which counts. Here the step is taken by a twin of the optimizer, on parameters without memory.
+torch.distributed.checkpoint loads what it finds in a template, so state that an optimizer does not
+have yet would silently not be restored. torch's own way out is a step with a learning rate of zero,
+but that step counts. Here a twin of the optimizer takes the step, on parameters without memory.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ from gradweave._src.errors import RequestError
 
 Kept = dict[str, Any]
 
-# Ways to compute a step, of which only the plainest knows parameters without memory.
+# Ways to compute a step: only the plainest one knows parameters without memory.
 PLAINLY = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
 META, HOST = torch.device("meta"), torch.device("cpu")
 
@@ -45,7 +45,7 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
 def kept_for(optimizer: Optimizer) -> Mapping[nn.Parameter, Kept]:
     """Return what is kept for each parameter, or what will be after its first step.
 
-    Parameters that are frozen and have nothing are left out: they may be most of a model.
+    Frozen parameters for which nothing is kept are left out: they may be most of a model.
     """
     every = [p for p in parameters_of(optimizer) if p.requires_grad or has_state(optimizer, p)]
     found = {p: optimizer.state[p] for p in every if has_state(optimizer, p)}
@@ -63,10 +63,10 @@ def _kept_at_first(
     wanted = list(parameters)
     if not wanted:
         return {}
-    for device in (META, HOST):  # some steps look at values, and without memory there are none
+    for device in (META, HOST):  # some steps look at values, which are nowhere without memory
         try:
             kept = _after_a_step(optimizer, wanted, device)
-        except Exception as error:  # noqa: BLE001 whatever a class of the user's raises
+        except Exception as error:  # noqa: BLE001 a user's class may raise anything
             failure = error
             continue
         return {p: {k: _with_memory(v, p.device) for k, v in kept[p].items()} for p in wanted}

@@ -1,6 +1,6 @@
 """An optimizer's state by parameters' names, in the shapes of whole parameters.
 
-So it can be loaded with any number of ranks and any plan, and by either wrapper.
+That state can be loaded with any number of ranks and any plan, and by either wrapper.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ from gradweave._src.checkpoint.boxes import boxes_of
 from gradweave._src.checkpoint.kept_by_optimizers import has_state, kept_for, parameters_of
 from gradweave._src.checkpoint.part_of_tensor import PartOfTensor
 from gradweave._src.errors import RequestError
-from gradweave._src.runtime.shards import OwnedPart, is_of_elements
+from gradweave._src.runtime.flat.shards import OwnedPart, is_of_elements
 
-# Of a parameter whose shard this rank has; None where it has the whole.
+# Says which part of a parameter this rank has; None where it has the whole.
 Owned = Callable[[str], OwnedPart | None]
 
 
@@ -25,7 +25,8 @@ def optimizer_state(
 ) -> dict[str, Any]:
     """Return the state with a place for everything that it will ever have.
 
-    What is no tensor stands in tuples, which torch.distributed.checkpoint keeps in one piece.
+    Values that are no tensors stand in tuples, which torch.distributed.checkpoint keeps in one
+    piece.
     """
     kept = {names[p]: values for p, values in kept_for(optimizer).items()}
     return {
@@ -67,7 +68,7 @@ def _what_is_kept(
 ) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
     """Return for each parameter the keys of what is kept, and whether there is anything yet.
 
-    Loading zeros is not always the same as beginning with nothing.
+    The latter matters because loading zeros is not always the same as beginning with nothing.
     """
     return tuple(
         (names[p], tuple(sorted(kept.get(names[p], {}))), has_state(optimizer, p))
@@ -80,7 +81,7 @@ def check_optimizer_state(
 ) -> None:
     """Raise unless ``kept`` and ``groups`` of a state are this optimizer's.
 
-    A template ignores what it has no place for, so somebody has to ask.
+    A template ignores what it has no place for, so this must be compared.
     """
     kept = {names[p]: values for p, values in kept_for(optimizer).items()}
     found = [list(group["params"]) for group in state["groups"]]

@@ -1,8 +1,8 @@
 """A tensor of which this rank has a part, as torch.distributed.checkpoint saves and loads it.
 
-It asks objects for three methods, which are all that is defined here: which parts there are to
-write, which to read, and where the elements of a part are. So each rank writes and reads its own
-part, and with another number of ranks each reads what it has then.
+torch asks such an object for three methods: which parts there are to write, which to read, and
+where the elements of a part are. So each rank writes and reads its own part, and with another
+number of ranks each reads the part that it has then.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class PartOfTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Refuse to be copied as if the whole were here: it would be saved, and read, as zeros."""
+        """Refuse to be copied like a whole tensor: elements of others would be zeros."""
         if func is torch.Tensor.copy_ and isinstance(args[1], PartOfTensor):
             raise RequestError(
                 "only this rank's part of a tensor is here, and it was to be copied whole, as "
@@ -60,7 +60,7 @@ class PartOfTensor(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
     def __create_write_items__(self, fqn: str, value: object) -> list[WriteItem]:
-        """Return what there is to write; torch asks for it when it saves."""
+        """Return the parts to write; torch calls this when it saves."""
         del value
         properties = TensorProperties.create_from_tensor(self.own)
         return [
@@ -73,7 +73,7 @@ class PartOfTensor(torch.Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Return which parts there are here; torch asks for it when it loads."""
+        """Return the parts that are here; torch calls this when it loads."""
         return [
             ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
             for box in self.boxes

@@ -13,11 +13,11 @@ from gradweave._src.checkpoint.boxes import Box
 from gradweave._src.checkpoint.part_of_tensor import PartOfTensor
 from gradweave._src.errors import RequestError
 
-KEEPS_MEAN = {"residuals": False, "velocities": True}  # or else the sum
+KEEPS_MEAN = {"residuals": False, "velocities": True}  # where False, the sum is kept
 
 
 def sparse_state(own: Mapping[str, Any], *, saved_ranks: int) -> dict[str, Any]:
-    """Return a rank's state, with places for the rows that it takes over of so many ranks."""
+    """Return a rank's state, with places for the saved ranks' rows that it takes over."""
     taken_over = range(own["rank"], saved_ranks, own["ranks"])
     is_own = saved_ranks == own["ranks"]
     return {
@@ -40,9 +40,9 @@ def sparse_state(own: Mapping[str, Any], *, saved_ranks: int) -> dict[str, Any]:
 
 
 def loaded_sparse_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a rank is to load, of what ``sparse_state`` returned, filled by a checkpoint.
+    """Return what a rank is to load of what ``sparse_state`` returned and a checkpoint has filled.
 
-    ``own`` is the rank's state as it is.
+    ``own`` is the rank's present state.
     """
     if (state["shapes"], state["kinds"]) != (_shapes(own), _kinds(own)):
         raise RequestError(

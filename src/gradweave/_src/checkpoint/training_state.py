@@ -33,15 +33,15 @@ from gradweave._src.checkpoint.written_beside import WrittenBeside
 from gradweave._src.errors import RequestError
 from gradweave._src.recipe import Recipe
 from gradweave._src.runtime.ddp import DistributedDataParallel
-from gradweave._src.runtime.planned import Planned
+from gradweave._src.runtime.flat.shards import OwnedPart
+from gradweave._src.runtime.reporting.planning_wrapper import PlanningWrapper
 from gradweave._src.runtime.sharded import ShardedDataParallel
-from gradweave._src.runtime.shards import OwnedPart
 from gradweave._src.torch_internals import uncompiled_name
 
 logger = logging.getLogger(__name__)
 
 SCHEMA = "gradweave.training/1"
-KEY = "training"  # under which checkpoints have it, unless somebody chooses another
+KEY = "training"  # of a training in a checkpoint, unless the user chooses another
 PREFIX = "module."  # of names in a wrapper
 
 
@@ -111,9 +111,9 @@ class TrainingState:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write a checkpoint of this alone; it is complete when all ranks have returned.
 
-        Until then the one that was in the folder, if there was one, is as it was.
+        Until then a checkpoint that was in the folder before stays as it was.
         """
-        # Where it is no folder of this machine's, torch knows what writes there.
+        # torch knows what writes to places that are no folders of this machine.
         is_folder = FileSystemWriter.validate_checkpoint_id(folder)
         save(
             {KEY: self},
@@ -129,7 +129,7 @@ class TrainingState:
             RequestError: if it is another training's; nothing is changed then.
         """
         group = self._model.process_group
-        for places, check in self._comparisons():  # what checks compare needs little memory
+        for places, check in self._comparisons():  # loading what checks compare needs little memory
             found = {KEY: places}
             load(found, checkpoint_id=folder, process_group=group)
             check(found[KEY])
@@ -180,7 +180,7 @@ class TrainingState:
             self._sparse.load_state_dict(loaded_sparse_state(state["sparse"], own))
 
     def _comparisons(self) -> list[tuple[dict[str, Any], Check]]:
-        """Return places for what says which training a checkpoint has, and who compares that."""
+        """Return places for what identifies a training, each with the check that compares it."""
         model: dict[str, Any] = {"schema": "", "contents": "", "tensors": ()}
         optimizers = {str(n): {"kept": (), "groups": ()} for n in range(len(self._optimizers))}
         compared: list[tuple[dict[str, Any], Check]] = [(model, self._check_model)]
@@ -220,7 +220,7 @@ class TrainingState:
         )
 
     def _contents(self) -> str:
-        """Return what a state has in words, which can be read and compared."""
+        """Return in words what a state has; they can be read and compared."""
         kinds = ", ".join(type(optimizer).__name__ for optimizer in self._optimizers)
         residuals = "residuals" if self._sparse is not None else "no residuals"
         return f"a model, optimizers ({kinds or 'none'}) and {residuals}"
@@ -233,8 +233,8 @@ class TrainingState:
 def saved_recipe(folder: str | os.PathLike[str], *, key: str = KEY) -> Recipe | None:
     """Return the recipe in a checkpoint, for ``plan`` of a wrapper; None where there is none.
 
-    Each rank reads by itself. What cannot be read is told in one line of the log, and None is
-    returned.
+    Each rank reads by itself. Where the checkpoint cannot be read, one line of the log says so, and
+    None is returned.
 
     Args:
         folder: the checkpoint.
@@ -249,7 +249,7 @@ def saved_recipe(folder: str | os.PathLike[str], *, key: str = KEY) -> Recipe | 
         if f"{key}.recipe" not in _saved(folder):
             return None
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is")  # nobody waits
+            warnings.filterwarnings("ignore", message="torch.distributed is")  # on purpose
             load(template, checkpoint_id=folder, no_dist=True)
         text = template[key]["recipe"]
         return Recipe.from_text(text) if text else None
@@ -259,7 +259,7 @@ def saved_recipe(folder: str | os.PathLike[str], *, key: str = KEY) -> Recipe | 
 
 
 def _saved(folder: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Return what a checkpoint says of everything in it; nothing where there is none."""
+    """Return what a checkpoint says of each thing in it; nothing where there is no checkpoint."""
     try:
         return FileSystemReader(folder).read_metadata().state_dict_metadata
     except FileNotFoundError:
@@ -297,4 +297,4 @@ def _name(key: str) -> str:
 
 def _recipe_text(model: nn.Module) -> str:
     """Return the recipe as text; empty where planning has not come to one."""
-    return model.account().recipe_text() if isinstance(model, Planned) else ""
+    return model.account().recipe_text() if isinstance(model, PlanningWrapper) else ""

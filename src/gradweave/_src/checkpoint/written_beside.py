@@ -1,7 +1,8 @@
-"""A checkpoint in the place of another: whoever is killed leaves the old one or the new one.
+"""A checkpoint in place of another: a writer that is killed leaves the old one or the new one.
 
 torch's writer gives files the same names each time and writes over them, while ``.metadata`` still
-describes what was there. Ours have new names, and the old ones go when nothing needs them.
+describes what was there. Our files have new names, and the old ones are removed once they are not
+needed.
 """
 
 import dataclasses
@@ -17,12 +18,12 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 
-# What torch's writer calls its files, and what ours does.
+# The names that torch's writer gives its files, and those that ours does.
 DATA_FILE = re.compile(r"__\d+_([0-9a-f]{8}_)?\d+\.distcp")
 
 
 class WrittenBeside(FileSystemWriter):
-    """A writer for one ``save`` on every rank, whose files have names of that save's own."""
+    """A writer for one ``save`` on every rank; its files have names of their own."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__(folder)
@@ -49,7 +50,7 @@ class WrittenBeside(FileSystemWriter):
 
 
 class _MovingOnly(FileSystem):
-    """A file system that removes nothing: what is moved takes the place of what was there."""
+    """A file system that removes nothing: a file that is moved replaces what was there."""
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
         pass

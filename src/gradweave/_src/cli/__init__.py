@@ -61,7 +61,7 @@ VERBS = {
     "report": report,
 }
 
-# What they do when they are interrupted is the business of the script that they run.
+# These run a script, which decides what happens when they are interrupted.
 SCRIPTS_OWN = {"run"}
 
 

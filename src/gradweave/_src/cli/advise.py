@@ -14,13 +14,13 @@ from itertools import product
 from gradweave._src.advice import Advice, advise
 from gradweave._src.cli import arguments
 from gradweave._src.cli.tables import (
-    milliseconds,
     note_extrapolations,
     print_json,
     print_line,
     print_table,
     progress,
 )
+from gradweave._src.vocabulary import milliseconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -128,6 +128,17 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_operation_argument(group: argparse._ArgumentGroup) -> None:
+    """Add the option for what messages do, for verbs that time them."""
+    group.add_argument(
+        "--op",
+        type=_operations,
+        default=["all-reduce"],
+        metavar="O",
+        help=f"operations: {', '.join(get_args(Operation))} (default: all-reduce)",
+    )
+
+
 def asked_traces(options: argparse.Namespace) -> list[Trace]:
     """Return the traces that were named, changed as asked for."""
     return [
@@ -188,7 +199,7 @@ def names(text: str) -> list[str]:
     return parts
 
 
-def operations(text: str) -> list[str]:
+def _operations(text: str) -> list[str]:
     return _known(text, get_args(Operation), "operation")
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gradweave._src.vocabulary import printable
 
-# Of the longest bar: with names and notes it all fits into 80 columns.
+# The longest bar is so wide that with names and notes all fits into 80 columns.
 LONGEST = 34
 WIDTH = 80
 

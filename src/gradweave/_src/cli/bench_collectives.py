@@ -9,7 +9,6 @@ bandwidths, and whether sums were right. Examples:
 
 import argparse
 from itertools import product
-from typing import get_args
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +16,7 @@ from msgspec.structs import replace
 
 from gradweave._src import collectives
 from gradweave._src.bench.collectives import time_on_cluster
-from gradweave._src.cli.arguments import names, operations, whole_number
+from gradweave._src.cli.arguments import add_operation_argument, names, whole_number
 from gradweave._src.cli.clusters import (
     add_cluster_arguments,
     asked_to_measure,
@@ -25,11 +24,18 @@ from gradweave._src.cli.clusters import (
     nodes_per_rack,
 )
 from gradweave._src.cli.parser import told
-from gradweave._src.cli.tables import milliseconds, print_json, print_table, progress_bar
+from gradweave._src.cli.tables import print_json, print_table, progress_bar
 from gradweave._src.costs import GIGABIT_ETHERNET
 from gradweave._src.errors import RequestError
 from gradweave._src.measure.timings import Question, Timing
-from gradweave._src.vocabulary import Operation, alternatives, parse_bytes, parse_rate, parse_spec
+from gradweave._src.vocabulary import (
+    Operation,
+    alternatives,
+    milliseconds,
+    parse_bytes,
+    parse_rate,
+    parse_spec,
+)
 
 FLOAT_BYTES = 4
 
@@ -50,13 +56,7 @@ class Row(Struct, frozen=True, kw_only=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     count = whole_number(least=1)
     what = parser.add_argument_group("what to time", "several are separated by commas")
-    what.add_argument(
-        "--op",
-        type=operations,
-        default=["all-reduce"],
-        metavar="O",
-        help=f"operations: {', '.join(get_args(Operation))} (default: all-reduce)",
-    )
+    add_operation_argument(what)
     what.add_argument(
         "--algorithm",
         type=names,

@@ -12,13 +12,8 @@ import msgspec
 
 from gradweave._src.checks import why_missing
 from gradweave._src.cli.arguments import names, number, whole_number
-from gradweave._src.cli.tables import (
-    milliseconds,
-    print_json,
-    print_note,
-    print_table,
-    progress_bar,
-)
+from gradweave._src.cli.tables import print_json, print_note, print_table, progress_bar
+from gradweave._src.vocabulary import milliseconds
 
 RESNET50 = 25_557_032
 MOST_ELEMENTS = 2 * 10**9

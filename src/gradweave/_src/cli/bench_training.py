@@ -37,14 +37,7 @@ from gradweave._src.cli.clusters import (
     check_under_torchrun,
     nodes_per_rack,
 )
-from gradweave._src.cli.tables import (
-    milliseconds,
-    percent,
-    print_json,
-    print_line,
-    print_table,
-    progress_bar,
-)
+from gradweave._src.cli.tables import percent, print_json, print_line, print_table, progress_bar
 from gradweave._src.errors import RequestError
 from gradweave._src.lab import Cluster
 from gradweave._src.network import Network
@@ -52,7 +45,7 @@ from gradweave._src.presets import load_network
 from gradweave._src.results import Result
 from gradweave._src.runs import RunFolder
 from gradweave._src.trace import Trace
-from gradweave._src.vocabulary import MIB, file_name
+from gradweave._src.vocabulary import MIB, file_name, milliseconds
 
 if TYPE_CHECKING:
     from gradweave._src.bench.under_torchrun import Ranks

@@ -8,11 +8,10 @@ Examples:
 
 import argparse
 from pathlib import Path
-from typing import get_args
 
 from gradweave._src import collectives, files
 from gradweave._src.bench.calibration import CalibrationQuestion, calibrate_cluster
-from gradweave._src.cli.arguments import names, operations, whole_number
+from gradweave._src.cli.arguments import add_operation_argument, names, whole_number
 from gradweave._src.cli.clusters import (
     add_cluster_arguments,
     asked_to_measure,
@@ -20,20 +19,19 @@ from gradweave._src.cli.clusters import (
     nodes_per_rack,
 )
 from gradweave._src.cli.parser import told
-from gradweave._src.cli.tables import (
-    milliseconds,
-    print_json,
-    print_line,
-    print_note,
-    print_table,
-    progress_bar,
-)
+from gradweave._src.cli.tables import print_json, print_line, print_note, print_table, progress_bar
 from gradweave._src.costs import Curve, Fit, fit
 from gradweave._src.errors import RequestError
 from gradweave._src.lab import Cluster, ClusterSpec
 from gradweave._src.network import CollectiveCost, Network
 from gradweave._src.travel import parse_travel
-from gradweave._src.vocabulary import MIB, Operation, alternatives, parse_bytes, parse_spec
+from gradweave._src.vocabulary import (
+    MIB,
+    alternatives,
+    milliseconds,
+    parse_bytes,
+    parse_spec,
+)
 
 # A line that is wrong by more than this somewhere does not describe the points.
 WORST_RESIDUAL = 0.25
@@ -41,13 +39,7 @@ WORST_RESIDUAL = 0.25
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to time", "several are separated by commas")
-    what.add_argument(
-        "--op",
-        type=operations,
-        default=["all-reduce"],
-        metavar="O",
-        help=f"operations: {', '.join(get_args(Operation))} (default: all-reduce)",
-    )
+    add_operation_argument(what)
     what.add_argument(
         "--algorithm",
         type=names,

@@ -35,17 +35,16 @@ from gradweave._src.bench.training import (
 )
 from gradweave._src.checks import why_missing
 from gradweave._src.cli.bars import Bar, print_bars
-from gradweave._src.cli.tables import milliseconds, print_json, print_table, progress_bar
+from gradweave._src.cli.tables import print_json, print_table, progress_bar
 from gradweave._src.errors import LabError
 from gradweave._src.lab import Cluster, ClusterSpec
 from gradweave._src.network import Network
 from gradweave._src.presets import load_trace
 from gradweave._src.report.runtimes import explained, is_lossy
-from gradweave._src.report.sentences import counted
 from gradweave._src.results import LossSeries, Result
 from gradweave._src.runs import Prediction, RunFolder
 from gradweave._src.trace import Trace
-from gradweave._src.vocabulary import MIB
+from gradweave._src.vocabulary import MIB, count_text, milliseconds
 
 Say = Callable[[str], None]
 
@@ -79,7 +78,7 @@ REAL = RealQuestion(
 WIDTH = 80
 INDENT = "   "
 
-# What differs by less is equally fast.
+# Steps that differ by less count as equally fast.
 EQUALLY_FAST = 0.01
 
 
@@ -423,7 +422,7 @@ def _more_or_less(share: float) -> str:
 def _apart(row: Result) -> str:
     return (
         f"Apart, because it changes the training: {row.runtime}, {explained(row.runtime)}: "
-        f"{counted(row.messages, 'message')}, {milliseconds(row.iteration_s)} ms, "
+        f"{count_text(row.messages, 'message')}, {milliseconds(row.iteration_s)} ms, "
         f"{row.speedup:.2f}x."
     )
 

@@ -22,9 +22,9 @@ class Told(BaseException):
 def ending_in_order() -> Iterator[None]:
     """Have signals that end the process leave the block by an exception first.
 
-    So temporary folders and clusters are gone, and whoever waits for this process still sees the
-    signal that ended it. A second signal ends it at once. Ranks of torchrun are left out: Python
-    cannot raise anything while it waits for a message, and torchrun would wait for that.
+    So temporary folders and clusters are gone, and a parent that waits for this process still sees
+    the signal that ended it. A second signal ends it at once. Ranks of torchrun are left out:
+    Python cannot raise anything while it waits for a message, and torchrun would wait for that.
     """
     if "RANK" in os.environ or current_thread() is not main_thread():
         yield

@@ -12,9 +12,9 @@ import argparse
 
 from gradweave._src import files
 from gradweave._src.cli.arguments import whole_number
-from gradweave._src.cli.tables import milliseconds, print_json, print_note, print_table
+from gradweave._src.cli.tables import print_json, print_note, print_table
 from gradweave._src.formats.kineto import Imported, import_profile
-from gradweave._src.vocabulary import count_text
+from gradweave._src.vocabulary import count_text, milliseconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

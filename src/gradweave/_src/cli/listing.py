@@ -75,7 +75,7 @@ def _runtimes() -> Names:
     yield from RUNTIMES.items()
 
 
-# What takes them, and how they are found.
+# For each kind: the options that take such names, and a function that finds them.
 KINDS: Mapping[str, tuple[str, Callable[[], Names]]] = {
     "traces": ("--trace", _traces),
     "networks": ("--network", _networks),

@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
             explained = (module.__doc__ or "").strip()
             summary = explained.partition("\n")[0].replace("%", "%%")
             self.verbs[name] = verbs.add_parser(name, help=summary, description=explained)
-            # As errors begin; that of a verb inside of another takes the place of the outer one's.
+            # What errors begin with; an inner verb's replaces that of the outer one.
             self.verbs[name].set_defaults(program=self.verbs[name].prog)
             self.verbs[name]._add_arguments = module.add_arguments  # noqa: SLF001 of this class
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from gradweave._src import files
 from gradweave._src.cli import arguments
-from gradweave._src.cli.tables import milliseconds, note_extrapolations, print_json, print_table
+from gradweave._src.cli.tables import note_extrapolations, print_json, print_table
 from gradweave._src.errors import RequestError
 from gradweave._src.plan import Plan
 from gradweave._src.simulation import Simulated
 from gradweave._src.simulation import run as run_case
 from gradweave._src.timeline import Span
+from gradweave._src.vocabulary import milliseconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

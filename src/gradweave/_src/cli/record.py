@@ -13,13 +13,8 @@ from typing import TYPE_CHECKING
 
 from gradweave._src import files
 from gradweave._src.cli.arguments import whole_number
-from gradweave._src.cli.tables import (
-    milliseconds,
-    print_json,
-    print_note,
-    print_table,
-    progress_bar,
-)
+from gradweave._src.cli.tables import print_json, print_note, print_table, progress_bar
+from gradweave._src.vocabulary import milliseconds
 
 if TYPE_CHECKING:
     from gradweave._src.measure.backward import Recording, Spread
@@ -60,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
     from gradweave._src.measure.neighbours import Neighbours
 
     neighbours = Neighbours()
-    sys.path.insert(0, str(Path.cwd()))  # as `python -m` would, for a model of one's own
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, for a user's own model
     inputs = [random_input(text) for text in options.input]
     model = build_model(options.model)
     total = WARMUP + options.iterations

@@ -70,10 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from gradweave._src.integrations.script import Script, run_script
-    from gradweave._src.runtime.options import Options
+    from gradweave._src.runtime.wrapping.options import Options
 
     asked = _asked(options)
-    Options(**{name: value for name, value in asked.items() if name != "plan"})  # or one line
+    Options(**{name: value for name, value in asked.items() if name != "plan"})  # may refuse them
     if options.plan is not None and not Path(options.plan).is_file():
         raise RequestError(f"there is no file {options.plan}; --plan wants a plan or a recipe")
     script = Script(
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of our wrapper that were given.
 
-    Files and folders are those of here: a script may go elsewhere before it wraps its model.
+    Paths are made absolute, for a script may change its folder before it wraps its model.
     """
     names = (
         "precision",

@@ -26,7 +26,6 @@ from pathlib import Path
 from gradweave._src.cli import arguments
 from gradweave._src.cli.parser import told
 from gradweave._src.cli.tables import (
-    milliseconds,
     note_extrapolations,
     percent,
     print_json,
@@ -39,7 +38,7 @@ from gradweave._src.formats.chakra import write_ranks
 from gradweave._src.planning import planner_summary
 from gradweave._src.simulation import HOUR_S, Failures, Jitter, Outcome
 from gradweave._src.simulation import run as run_case
-from gradweave._src.vocabulary import parse_duration
+from gradweave._src.vocabulary import milliseconds, parse_duration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

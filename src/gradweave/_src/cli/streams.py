@@ -29,7 +29,7 @@ def make_writable() -> None:
 def flush_output() -> None:
     """Flush both streams; what cannot be written is dropped, or Python would try again at exit.
 
-    Raise OSError where somebody would have wanted it: a disk is full.
+    Raise OSError where output that was wanted is lost, as on a full disk.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

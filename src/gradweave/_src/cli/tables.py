@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradweave._src.advice import Advice
-from gradweave._src.cli.fitting import Column, Kind, Placed, drawn_width, fit
+from gradweave._src.cli.narrow_tables import Column, Kind, Placed, drawn_width, fit
 from gradweave._src.simulation import Outcome
 from gradweave._src.vocabulary import printable
 
@@ -53,7 +53,7 @@ TEXT_COLUMNS = frozenset({"changes in results", "switched on by", "what it is"})
 
 
 def print_line(text: str) -> None:
-    """Print a line; names in it are whatever somebody has written into a file."""
+    """Print a line safely; names in it come from files, and may be anything."""
     print(printable(text))
 
 
@@ -96,7 +96,7 @@ def _draw(placed: Sequence[Placed], space: int) -> None:
         table.add_column(Text(column.name), justify=side, width=width, overflow="fold")
     for row in zip(*(one.cells for one in placed), strict=True):
         table.add_row(*(Text(cell) for cell in row))  # names are text, never markup
-    # What does not fit even so, the terminal folds; rich would cut it.
+    # The terminal folds what does not fit even so, whereas rich would cut it.
     needed = drawn_width(one.width for one in placed)
     Console(width=max(space, needed)).print(table)
 
@@ -149,11 +149,6 @@ def progress_bar(total: int | None, *, doing: str) -> Iterator[Callable[[], None
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task(escape(printable(doing)), total=total)
         yield lambda: bar.advance(task)
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Return milliseconds as text, which is empty where nobody knows."""
-    return "" if seconds is None else f"{seconds * 1e3:,.1f}"
 
 
 def percent(share: float | None) -> str:

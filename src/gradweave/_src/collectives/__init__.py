@@ -79,7 +79,7 @@ class Request:
 
 Algorithm = Callable[[Request], Schedule]
 
-# Start-ups count from this share of the time that the bytes take.
+# Start-ups matter if they take more than this share of the time that the bytes take.
 LATENCY_MATTERS = 0.05
 
 
@@ -140,7 +140,7 @@ def _tiers_of(
 def _tiers_for(factors: Sequence[int], nbytes: int, link: Link) -> list[blueconnect.Tier]:
     """Choose halving for powers of two whose fewer rounds matter, else the ring.
 
-    A ring's connections stay busy, and are up to speed.
+    A ring is preferred because its connections stay busy, and so up to speed.
     """
     chosen, part_bytes = [], nbytes
     for size in factors:
@@ -194,7 +194,7 @@ ALGORITHMS: Mapping[tuple[Operation, str], Algorithm] = {
     ("all-gather", "blueconnect"): _blueconnect,
 }
 
-# Each in one line, for people: how a message of N ranks travels.
+# How a message of N ranks travels, in one line for people.
 SUMMARIES: Mapping[str, str] = {
     "native": "the backend's own, such as gloo's",
     "ring": "every rank sends to the next one, 1/N of the message in each round",
@@ -211,7 +211,7 @@ SUMMARIES: Mapping[str, str] = {
     "parameter-server": "all push to one rank and pull; parameter-server:4 has four of them",
 }
 
-# Here block b belongs to rank b, whatever the network looks like.
+# Operations in which block b belongs to rank b, whatever the network looks like.
 OWNED: frozenset[Operation] = frozenset({"reduce-scatter", "all-gather"})
 
 

@@ -39,7 +39,7 @@ def _down_the_trees(ranks: int) -> Alike:
 
     def hop(number: int) -> Hop:
         ahead = 1 << (rounds - 1 - number)
-        # Who has a part stands so many places behind its owner; who would be passed is not there.
+        # Ranks that have a part stand so many places from its owner; none sends it past the owner.
         behind = np.arange(0, ranks - ahead, 2 * ahead)
         return Hop(ahead, -behind)
 

@@ -32,7 +32,7 @@ def transfers(
     columns = [
         np.array(column, dtype=np.int64, ndmin=1) for column in (source, target, first, last)
     ]
-    # As numpy broadcasts, whose own function takes longer than all the rest of a small round.
+    # This broadcasts as numpy does, whose own function takes longer than all else in a small round.
     count = next((len(column) for column in columns if len(column) != 1), 1)
     source_, target_, first_, last_ = (
         column if len(column) == count else np.full(count, column) for column in columns

@@ -53,7 +53,8 @@ def topology_of(hosts: Sequence[Hashable], *outer: Sequence[Hashable]) -> Topolo
     # are different hosts.
     places = list(zip(*reversed(outer), hosts, strict=True))
     depths = range(len(places[0]), 0, -1) if places else range(0)
-    # Each group where its first rank stands, the outermost tier deciding first: lexsort's last key.
+    # A group stands where its first rank does. The outermost tier decides first: lexsort's last
+    # key.
     columns = [np.arange(len(places))]
     for depth in depths:
         first_seen: dict[tuple[Hashable, ...], int] = {}

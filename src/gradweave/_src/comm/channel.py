@@ -10,17 +10,17 @@ from gradweave._src.collectives.program import Kind, Step
 from gradweave._src.comm.small_messages import FIRST_TAG
 from gradweave._src.errors import CollectiveError
 
-# A tag has 31 bits: the lower ones tell the messages of a collective apart, the upper ones
+# A tag has 31 bits: the lower ones tell apart the messages of a collective, the upper ones the
 # collectives, so that ranks that are out of step never take each other's data.
 MESSAGES = 1 << 20
-# Calls may be on a user's group, so theirs are behind the tags of small messages, which are behind
-# the user's.
+# Calls may be on a user's group, so their tags begin behind those of small messages, which begin
+# behind the user's.
 FIRST_CALL, CALLS = FIRST_TAG // MESSAGES + 1, 1 << 11
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One collective on one group: what errors call it, and what its tags begin with."""
+    """One collective on one group: how errors name it, and what its tags begin with."""
 
     group: dist.ProcessGroup
     what: str

@@ -75,8 +75,8 @@ class Communicator:
         """Carry out the operation in place: sum over all ranks, or copy from ``root`` to all.
 
         For reduce-scatter and all-gather, what ``block_edges`` gives to block r belongs to rank r.
-        An all-reduce of float32 may be rounded on the wire, ``ring+int8``; what this rank's own
-        roundings drop of the sum is then added to ``dropped``.
+        An all-reduce of float32 may be rounded on the wire, as by ``ring+int8``; what this rank's
+        own roundings drop of the sum is then added to ``dropped``.
         """
         if message.dim() != 1 or not message.is_contiguous():
             raise ValueError(f"message must be flat and contiguous, got shape {message.shape}")
@@ -146,7 +146,7 @@ class Communicator:
         return slices_for(nbytes, steps, owned=owned) if self._has_tags(device) else 1
 
     def _has_tags(self, device: torch.device) -> bool:
-        """Return whether what sends the device's tensors tells messages between two ranks apart."""
+        """Return whether the device's backend tells messages between two ranks apart by tags."""
         return backend_for(self.group, device) == "gloo"
 
     def _execute(
@@ -179,7 +179,7 @@ class Communicator:
         if "native" in named:
             tiered_all_reduce(self._tiers, message, named)
             return
-        # As one schedule, whose tiers overlap.
+        # All tiers are one schedule here, so they overlap.
         steps = self._program("all-reduce", f"blueconnect:{'/'.join(named)}", message, root=0)
         self._run_ours("all-reduce", message, call, steps)
 
@@ -197,7 +197,7 @@ class Communicator:
         )
 
 
-# Not a method: a cache that knows its communicator would keep it, and its group, alive.
+# Not a method: the cache would keep the communicator, and its group, alive.
 @lru_cache(maxsize=PROGRAMS_KEPT)
 def _program(
     operation: Operation,
@@ -216,7 +216,7 @@ def _program(
 def host_topology(group: dist.ProcessGroup) -> Topology:
     """Group a group's ranks by the name of their host.
 
-    All ranks ask together, and only once for a group: the message grows with the number of ranks.
+    All ranks call it together. It sends once for each group, as the message grows with the ranks.
     """
     if group not in _topologies:
         hosts = gather_text(group, gethostname())
@@ -238,7 +238,7 @@ def _wire_format(
 
 
 def _named_tiers(operation: Operation, collective: str, topology: Topology) -> tuple[str, ...]:
-    """Return the names in ``blueconnect:native/ring`` or ``:auto``, which need own groups."""
+    """Return the names in ``blueconnect:native/ring`` or ``:auto``, whose tiers need own groups."""
     name, argument = parse_spec(collective)
     if operation != "all-reduce" or name != "blueconnect" or argument is None:
         return ()

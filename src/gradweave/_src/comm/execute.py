@@ -2,7 +2,7 @@
 
 Sends leave as soon as what they need is there, and receives are posted before they are needed. What
 travels, and what is done with it on arrival, is the caller's business: a ``Payload``. Several go
-through the program at once, so that one is added while another one travels.
+through the program at once, so that one is added while another travels.
 """
 
 from collections import deque
@@ -16,11 +16,11 @@ import torch.distributed as dist
 from gradweave._src.collectives.program import Kind, Program
 from gradweave._src.comm.channel import Call, Channel
 
-# Receives posted beyond the round that is waited for. gloo moves a message only when both sides
-# have posted it; with two in advance a connection never waits for us.
+# So many receives are posted beyond the round that is waited for. gloo moves a message only when
+# both sides have posted it; with two in advance a connection never waits for us.
 POSTED_AHEAD = 2
 
-# Payloads on their way at once.
+# So many payloads are on their way at once.
 MOST_AT_ONCE = 4
 
 
@@ -41,7 +41,7 @@ class Payload(Protocol):
         ...
 
     def room(self, place: int, /) -> torch.Tensor:
-        """Return where a receive is to arrive; in place only where the step says that it may."""
+        """Return where a receive is to arrive: in place only if the step allows that."""
         ...
 
     def arrived(self, place: int, message: torch.Tensor, /) -> None:
@@ -54,7 +54,7 @@ class Payload(Protocol):
 
 
 def execute(program: Program, payloads: Iterable[Payload], call: Call, *, count: int = 1) -> None:
-    """Take so many payloads through ``program``, as many and in the same order on every rank."""
+    """Take so many payloads through ``program``: equally many, in the same order, on every rank."""
     walks = (
         _Walk(program, payload, Channel(call, number, count))
         for number, payload in enumerate(payloads)
@@ -62,7 +62,7 @@ def execute(program: Program, payloads: Iterable[Payload], call: Call, *, count:
     active = deque(islice(walks, MOST_AT_ONCE))
     for walk in active:
         walk.begin()
-    # They take turns, one receive each: while one adds, the others' messages travel.
+    # Payloads take turns, one receive each: while one adds, the others' messages travel.
     while active:
         walk = active.popleft()
         if walk.take_next():
@@ -85,7 +85,7 @@ class _Walk:
         self.to_post, self.to_take = deque(program.receives), deque(program.receives)
         self.sending: dict[int, dist.Work | None] = {}
         self.arriving: dict[int, tuple[dist.Work | None, torch.Tensor]] = {}
-        self.round = -1  # of the receive taken last
+        self.round = -1  # of the last receive that was taken
 
     def begin(self) -> None:
         if self.copied:
@@ -96,7 +96,7 @@ class _Walk:
         self._post_ahead()
 
     def take_next(self) -> bool:
-        """Wait for the next receive, use it, send what waited for it; False: nothing is left."""
+        """Wait for the next receive, use it, send what waited for it; False if nothing is left."""
         if not self.to_take:
             return False
         place = self.to_take.popleft()
@@ -131,7 +131,7 @@ class _Walk:
             self._post(self.to_post.popleft())
 
     def _may_be_posted(self, place: int) -> bool:
-        """Return whether there is room, and what it would overwrite left in an earlier round."""
+        """Return whether there is room, and whether what it overwrites left in an earlier round."""
         if self.copied:
             return True
         step = self.steps[place]

@@ -1,14 +1,15 @@
 """Process groups of our own beside a user's.
 
-Two threads on one group would mix up their messages, and a user's group is the user's. Groups that
-torch lists stay, with their threads and connections, until all ranks destroy them at the same point
-of the script, for torch names new ones by how many there are. Nobody knows when a wrapper is
-dropped, so those of gloo are not listed, and go with the last reference.
+Two threads on one group would mix up their messages, and a user's group belongs to the user. Groups
+that torch lists stay, with their threads and connections, until all ranks destroy them at the same
+point of the script, for torch names new groups by how many it lists. Nobody knows when a wrapper is
+dropped, so ours are not listed if they are gloo's, and end with the last reference.
 """
 
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from gradweave._src.comm.small_messages import largest
-from gradweave._src.comm.stores import store_for
+from gradweave._src.comm.stores import cloned_store, store_for
 from gradweave._src.errors import RequestError
 from gradweave._src.torch_internals import (
     backend_for,
@@ -29,12 +30,15 @@ from gradweave._src.torch_internals import (
 # Makes a group of some ranks of another; None on ranks that are not among them.
 MakeGroup = Callable[[list[int]], dist.ProcessGroup | None]
 
-# How many groups of the same ranks a group has had, and of each part of them. Those who are in one
-# make it equally often, so a number is a name.
+# How many groups of the same ranks have been made of a group, and how many of each part of it. All
+# ranks of such a group make it equally often, so its number can be its name.
 _had: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
-# What tells a group, where its ranks have agreed on that, from one that has had the same name.
+# What tells a group from an earlier one of the same name, once its ranks have agreed on it.
 _tokens: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()
-# So long is a whole number that is told as a float64.
+# The same where ranks have not agreed on one: rank 0's own, and None on others, which find it here.
+_left_tokens: WeakKeyDictionary[dist.ProcessGroup, str | None] = WeakKeyDictionary()
+LEFT_AT = "gradweave/token"
+# Bits that a float64 holds exactly.
 EXACT_BITS = 52
 
 
@@ -64,7 +68,7 @@ def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
         if is_listed(group):
             return _listed(group, ranks, backend=None)
         had = _had.setdefault(group, Counter())
-        had[str(ranks)] += 1  # ranks that have met once would find their old addresses
+        had[str(ranks)] += 1  # under a used name they would find the addresses of the last time
         return _unlisted(group, f"gradweave part {ranks}, {had[str(ranks)]}", ranks)
 
     return make
@@ -73,9 +77,9 @@ def subgroups_of(group: dist.ProcessGroup) -> MakeGroup:
 def common_place(group: dist.ProcessGroup, store: Store | None) -> Store | None:
     """Return a place in the group's store that nobody has used, the same on all ranks.
 
-    Keys of a job that was restarted, or of a group before this one, may still be in the store. All
-    ranks call this together, each with its connection. Return None on all of them where one has
-    none.
+    Keys of a job that was restarted, or of an earlier group, may still be in the store. All ranks
+    call this together, each with its connection. Return None on all of them where one has no
+    connection.
     """
     chosen = secrets.randbits(EXACT_BITS) if group.rank() == 0 else 0
     agreed, is_missing = largest(group, [float(chosen), float(store is None)])
@@ -85,11 +89,47 @@ def common_place(group: dist.ProcessGroup, store: Store | None) -> Store | None:
 
 
 def name_in_store(group: dist.ProcessGroup, name: str) -> str:
-    """Return a name in the group's store which no group before this one has used.
+    """Return a name in the group's store that no earlier group has used.
 
-    That is so from the first ``common_place`` of the group on. Before that it is the name alone.
+    Before the group's first ``common_place`` it is the name alone, which one may have used.
     """
     return f"{name} {_tokens.get(group, '')}"
+
+
+def leave_token(group: dist.ProcessGroup) -> None:
+    """Have ranks of this group meet no rank of an earlier one, without sending a message.
+
+    Rank 0 leaves a token in the store, and others look for it there when they first meet. They find
+    it in any case once they have taken a step with rank 0. Where the store cannot be reached,
+    nothing is left: whoever meets there will say so.
+    """
+    if group.size() == 1 or group in _left_tokens:
+        return
+    if group.rank():
+        _left_tokens[group] = None
+        return
+    token = f"{secrets.randbits(EXACT_BITS):x}"
+    with suppress(RuntimeError, OSError):
+        store = cloned_store(group)
+        if store is not None:
+            store.set(LEFT_AT, token)
+            store.check([LEFT_AT])  # answered in order: it is there before this rank goes on
+            _left_tokens[group] = token
+
+
+def meeting_name(group: dist.ProcessGroup, store: Store, name: str) -> str | None:
+    """Return a name under which ranks meet in the group's store; no earlier group has used it.
+
+    It is None while rank 0 has not left its token yet.
+    """
+    if group in _tokens or group not in _left_tokens:
+        return name_in_store(group, name)
+    token = _left_tokens[group]
+    if token is None:
+        if not store.check([LEFT_AT]):
+            return None
+        token = store.get(LEFT_AT).decode()
+    return f"{name} {token}"
 
 
 def _is_gloo(group: dist.ProcessGroup) -> bool:

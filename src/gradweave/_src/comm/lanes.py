@@ -12,8 +12,8 @@ from gradweave._src.errors import CollectiveError
 from gradweave._src.torch_internals import HOST
 from gradweave._src.vocabulary import Operation
 
-# While one thread adds, or begins a message, or ends one, the network carries the other's. Shares
-# of one message on both were slower: the threads then wait for the network at the same moments.
+# While one thread adds, or begins or ends a message, the network carries the other's. Sending a
+# share of each message on both was slower: they then wait for the network at the same moments.
 LANES = 2
 
 
@@ -21,7 +21,7 @@ def lanes_for(device: torch.device) -> int:
     """Return how many threads are to send messages of this device.
 
     One is enough where an accelerator's streams add and send by themselves: messages of two groups
-    would have to share it, and backends warn of that.
+    would have to share the accelerator, and backends warn of that.
     """
     return LANES if device == HOST else 1
 
@@ -67,7 +67,7 @@ class Lanes:
         return all(ended)
 
     def include_this_thread(self) -> bool:
-        """Return whether one of the threads is the caller's, which cannot wait for its own end."""
+        """Return whether the caller is one of the threads, which cannot wait for its own end."""
         return any(thread.is_this_thread() for thread in self._threads)
 
 
@@ -77,10 +77,10 @@ class Sent:
 
     done: Done
     where: str
-    order: Order  # what its arrival comes before
+    order: Order  # what must come after its arrival
 
     def wait(self) -> None:
-        """Wait for it, on an accelerator by its stream; CollectiveError if it has failed."""
+        """Wait for it, on an accelerator by its stream; raise CollectiveError if it has failed."""
         try:
             wait_for(self.done, self.order)
         except Exception as error:

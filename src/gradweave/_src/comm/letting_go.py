@@ -1,9 +1,9 @@
 """Time for gloo's own threads to let go of messages that are done.
 
-When a message is done, the thread that has sent it still has its tensors for a moment, and needs
-Python's lock to let go of them. Whoever drops the group meanwhile waits for that thread, with that
-lock: torch's reducer does, when it is the last that has its group, and both wait for ever. A script
-that ends meanwhile stops the thread in a way that C++ takes for a crash. (pytorch issue 190489)
+When a message is done, the thread that has sent it holds its tensors for another moment, and needs
+Python's lock to let go of them. Code that drops the group's last reference meanwhile, as torch's
+reducer may, waits for that thread while it holds the lock, so both wait for ever. A script that
+ends meanwhile stops the thread in a way that C++ takes for a crash. (pytorch issue 190489)
 """
 
 import atexit
@@ -11,10 +11,10 @@ import threading
 import time
 from pathlib import Path
 
-# A thread that is ready to run may have to wait for a core, on a busy machine for long.
+# A thread that is ready to run may wait long for a core on a busy machine.
 MOST_S = 1.0
 LOOK_EVERY_S = 0.005
-# A thread between two locks sleeps for a moment, too.
+# A thread sleeps for a moment between two locks, too, so one look is not enough.
 LOOKS = 4
 TASKS = Path("/proc/self/task")
 RUNNING = "R"
@@ -37,7 +37,7 @@ def _others_run() -> bool:
 def _threads() -> list[int]:
     try:
         return [int(folder.name) for folder in TASKS.iterdir()]
-    except FileNotFoundError:  # not Linux: time alone must do
+    except FileNotFoundError:  # not on Linux, where the time must do
         return []
 
 

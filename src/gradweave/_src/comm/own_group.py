@@ -14,7 +14,8 @@ from gradweave._src.comm.letting_go import let_threads_go
 from gradweave._src.comm.worker import CommunicationThread
 
 ENDED_WITHIN_S = 5.0
-LET_GO_WITHIN_S = 0.1
+# After its thread has ended, gloo's threads may hold a group's last message for a moment.
+THREADS_QUIET_WITHIN_S = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +25,8 @@ MakeSameRanks = Callable[[], dist.ProcessGroup]
 class OwnGroup:
     """A group of our own with its thread, opened by all ranks alike, and closed by each at will.
 
-    ``make_group`` is the user's own way to make a group of the same ranks; what it made is the
-    user's to destroy. ``backend`` may be "gloo" where the user's group has another one.
+    ``make_group`` is the user's own way to make a group of the same ranks; the user destroys what
+    it has made. ``backend`` may be "gloo" where the user's group has another one.
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class OwnGroup:
     ) -> None:
         make = make_group or partial(same_ranks, group, backend=backend)
         self._group: dist.ProcessGroup | None = make()
-        # Through the user's group: where a new one sends first, some backends take seconds.
+        # Hosts are told through the user's group: the first message of a new one takes seconds on
+        # some backends.
         self.topology: Topology = host_topology(group)
         self._thread: CommunicationThread | None = None
 
@@ -56,7 +58,8 @@ class OwnGroup:
         """End the thread when everything that was submitted is over, then drop the group.
 
         Both stay where a message is still under way after a while: its peer may never answer.
-        Garbage collection may call this on the very thread that is to end; then another one waits.
+        Garbage collection may call this on the very thread that is to end; then another thread
+        waits for it.
         """
         if self._thread is not None and self._thread.is_this_thread():
             Thread(target=self.close, name="gradweave closing").start()
@@ -67,5 +70,5 @@ class OwnGroup:
                 return
             self._thread = None
         if self._group is not None:
-            let_threads_go(LET_GO_WITHIN_S)
+            let_threads_go(THREADS_QUIET_WITHIN_S)
             self._group = None

@@ -1,9 +1,9 @@
 """A flat float32 message as payloads whose parts are rounded while they travel.
 
-Each block of a program is rounded when it is first sent after it has changed, and what arrives is
-added in float32: one rounding for each hop of a sum. What replaces a block is passed on as it came.
-Whoever sends a block and goes on with it goes on with what others have got, and what nobody has
-sent is rounded in the end; so all ranks end with the same bits, whatever the algorithm.
+A block is rounded when it is sent for the first time after a change, and what arrives is added in
+float32: one rounding for each hop of a sum. What replaces a block is passed on as it came. A rank
+that sends a block and keeps using it uses the values that others have received, and blocks that
+nobody has sent are rounded in the end. So all ranks end with the same bits, whatever the algorithm.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from gradweave._src.comm.slices import Scratch
 
 @dataclass(frozen=True, slots=True)
 class RoundingMemory:
-    """Buffers kept between calls, for whole slices as sent and for what arrives beside them."""
+    """Buffers kept between calls: for whole slices as sent, and for what arrives beside them."""
 
     sent: Scratch = field(default_factory=Scratch)
     arriving: Scratch = field(default_factory=Scratch)
@@ -49,7 +49,8 @@ class RoundedSlice:
         self._edges = [0, *accumulate(sizes)]
         self._arriving: dict[int, torch.Tensor] = {}
         self._sent = self._take(memory.sent, self._edges[-1])
-        # Of each block: its bytes are those of its values; its values are what the bytes say.
+        # Of each block: whether its bytes are those of its values, and its values those of its
+        # bytes.
         self._is_encoded = [False] * len(blocks)
         self._is_rounded = [False] * len(blocks)
 
@@ -101,7 +102,7 @@ class RoundedSlice:
             self._is_encoded[block] = True
 
     def _round(self, block: int) -> None:
-        """Replace a block's values by what was sent of them, so that all ranks have the same."""
+        """Replace a block's values by what its bytes say, so that all ranks have the same."""
         if self._is_encoded[block] and not self._is_rounded[block]:
             self._format.decode(self._bytes_of(block), self._blocks[block])
             self._is_rounded[block] = True

@@ -8,9 +8,10 @@ from gradweave._src.errors import CollectiveError
 
 
 class SameCalls:
-    """The kinds of messages that all ranks of a group are known to mean alike.
+    """The kinds of messages of which all ranks of a group are known to mean the same.
 
-    Ranks that part later are not told so, but take nothing from each other: their tags differ.
+    Ranks that make different calls later are not told so, but receive nothing from each other:
+    their tags differ.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -18,7 +19,7 @@ class SameCalls:
         self._kinds: set[str] = set()
 
     def check(self, call: Call, *, circumstances: str = "") -> None:
-        """Raise on all ranks unless they mean the same call, where its kind was not checked before.
+        """Raise on all ranks unless they mean the same call; each kind is checked once.
 
         ``circumstances`` must be the same, too; they are not part of the kind.
         """

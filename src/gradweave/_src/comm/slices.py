@@ -24,12 +24,12 @@ MOST_SLICE_BYTES = 2 * 1024 * 1024
 
 @dataclass(slots=True)
 class Scratch:
-    """Buffers for what is to be added, kept between calls: fresh memory costs page faults."""
+    """Buffers for what is to be added; they are kept, for fresh memory costs page faults."""
 
     free: list[torch.Tensor] = field(default_factory=list)
 
     def take(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return a buffer at least as long; one that is too small makes way for a larger one."""
+        """Return a buffer of at least this length; one that is too short is replaced."""
         kept = [buffer for buffer in self.free if (buffer.dtype, buffer.device) == (dtype, device)]
         large = next((buffer for buffer in kept if buffer.numel() >= numel), None)
         used = large if large is not None else next(iter(kept), None)
@@ -70,13 +70,13 @@ class Slice:
         self._scratch.give_back(buffer)
 
     def finish(self) -> None:
-        """Do nothing: all of it is in place."""
+        """Do nothing: everything is in place."""
 
 
 def slices_for(nbytes: int, program: Program, *, owned: bool) -> int:
     """Return how many slices pay, the same number on every rank.
 
-    ``owned`` says that it matters which part is which block.
+    ``owned`` says that ranks own blocks, so that it matters which part of a message is which.
     """
     if owned and not program.block_by_block:
         return 1

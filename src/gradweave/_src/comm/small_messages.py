@@ -1,10 +1,10 @@
 """Small things that all ranks of a group must know alike. Nothing is pickled.
 
-Whoever reads a text waits for it, so texts stay on the host: reading one from an accelerator would
-wait for everything that was queued there before. A group whose backend sends only an accelerator's
-tensors has another one of gloo beside it for that, made by its first text, where all ranks come
-alike, and that once they wait for the accelerator. Every tensor says that it is there, for a script
-may have another default.
+Texts stay on the host, because reading one from an accelerator would wait for everything that was
+queued there before. A group whose backend sends only an accelerator's tensors gets a gloo group
+beside it for texts. Its first text makes that one, on all ranks alike, and this once they wait for
+the accelerator. Tensors of texts are made on the CPU explicitly, for a script may have set another
+default device.
 """
 
 import secrets
@@ -29,18 +29,18 @@ from gradweave._src.torch_internals import (
 
 # Enough for a host name or the description of a message.
 TEXT_BYTES = 256
-# Messages from rank to rank on a user's group have tags from here on, those of collectives (see
-# channel.py) behind these. Users' begin with 0, which is torch's default, and a receive that a
-# script has posted would take ours. gloo's tags have 31 bits, and NCCL has none.
+# The first tag of our messages from rank to rank on a user's group; those of collectives are behind
+# these (channel.py). Tags of users begin with 0, torch's default, and a receive that a script has
+# posted would take a message of ours with such a tag. gloo's tags have 31 bits, and NCCL has none.
 FIRST_TAG = 1 << 24
-# So much of chance as a whole number of torch's has room for.
+# Bits that an int64 holds exactly.
 NAME_BITS = 63
 
 _for_texts: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 
 def for_texts(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return the group itself, or one of the same ranks that sends what is on the host."""
+    """Return the group itself, or one of the same ranks that sends tensors of the host."""
     if HOST.type in devices_carried(group):
         return group
     beside = _for_texts.get(group)
@@ -66,7 +66,7 @@ def gather_text(group: dist.ProcessGroup, text: str) -> list[str]:
 
 
 def all_say_the_same(group: dist.ProcessGroup, text: str) -> bool:
-    """Return whether all ranks say the same, by a message whose length does not grow with them.
+    """Return whether all ranks say the same, by a message whose length does not depend on them.
 
     All ranks get the same answer. The message is the largest of all digests and of their
     complements: these belong together only where all digests are equal.
@@ -80,7 +80,7 @@ def all_say_the_same(group: dist.ProcessGroup, text: str) -> bool:
 
 
 def first_to_say(group: dist.ProcessGroup, text: str) -> str | None:
-    """Return what the first rank says that says anything, and its number; None if nobody does."""
+    """Return the text of the first rank that has one, with its number; None if none has."""
     (anybody,) = largest(group, [float(bool(text))])
     if not anybody:
         return None
@@ -89,7 +89,7 @@ def first_to_say(group: dist.ProcessGroup, text: str) -> str | None:
 
 
 def broadcast_text(group: dist.ProcessGroup, text: str) -> str:
-    """Return what rank 0 says, of any length; what others say is not looked at."""
+    """Return rank 0's text, of any length; other ranks' are ignored."""
     group = for_texts(group)
     encoded = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
     length = torch.tensor([len(encoded)], dtype=torch.int64, device=HOST)
@@ -134,9 +134,9 @@ def _of_largest() -> dist.AllreduceOptions:
 
 
 def payload_device(group: dist.ProcessGroup) -> torch.device:
-    """Return the device of a group's messages: the host if the group sends what is there.
+    """Return the device of a group's messages: the host if the group sends tensors of the host.
 
-    Ask on the thread that trains: of several accelerators, its current one is meant.
+    Call it on the thread that trains: of several accelerators, that thread's current one is meant.
     """
     if group.bound_device_id is not None:
         return torch.device(group.bound_device_id)

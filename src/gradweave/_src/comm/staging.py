@@ -1,8 +1,8 @@
 """Small things between an accelerator's memory and the host's.
 
-Both ways go through pinned memory and are queued on the current stream, so nobody waits for
-anything else that the accelerator has to do. Pinned memory is torch's to keep until what was queued
-with it is done. What is on the CPU already stays where it is.
+Both directions go through pinned memory and are queued on the current stream, so nobody waits for
+anything else that the accelerator has to do. torch keeps pinned memory until what was queued with
+it is done. What is on the CPU already stays where it is.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,13 @@ import torch
 from gradweave._src.device_order import Order, read_after
 from gradweave._src.torch_internals import HOST
 
-ALIGNED_BYTES = 8  # whatever is put behind each other begins at a multiple of the largest number
+ALIGNED_BYTES = 8  # tensors in one copy begin at multiples of this, the size of the largest number
 
 
 class HostCopy:
-    """A tensor on its way to the host: begun where the tensor was made, awaited where it is read.
+    """A tensor on its way to the host: copied where it was made, awaited where it is read.
 
-    Whoever begins it does not wait. Whoever reads waits for the copy, and for nothing that was
-    queued after it.
+    Making one does not wait. Reading waits for the copy, and for nothing that was queued after it.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -33,7 +32,7 @@ class HostCopy:
             self._arrived.record()
 
     def read(self) -> torch.Tensor:
-        """Return it when it is there. On the CPU that is the tensor itself."""
+        """Return the copy when it is there, on the CPU the tensor itself."""
         if self._arrived is not None:
             read_after(self._arrived, Order.HOST_AFTER_COPY)
             self._arrived = None

@@ -1,4 +1,4 @@
-"""BlueConnect with each tier's reduce-scatter and all-gather picked among ours and the backend's.
+"""BlueConnect, where each tier's reduce-scatter and all-gather are ours or the backend's.
 
 Each tier has a process group of its own. On the way in, a rank reduce-scatters its part of the
 message within its group and goes on with the share it owns; on the way out it all-gathers back.
@@ -24,7 +24,7 @@ TUNING_REPEATS = 3
 
 
 class Runner(Protocol):
-    """What a tier needs of a communicator."""
+    """The part of a communicator that a tier needs."""
 
     group: dist.ProcessGroup
 
@@ -62,7 +62,7 @@ def tiered_all_reduce(
 
 
 def _parts(tiers: Sequence[Runner], message: torch.Tensor) -> list[torch.Tensor]:
-    """Return this rank's part of the message in each tier, a block of the one before."""
+    """Return this rank's part of the message in each tier: a block of that in the tier before."""
     parts = [message]
     for tier in tiers[:-1]:
         edges = block_edges(parts[-1].numel(), tier.group.size())

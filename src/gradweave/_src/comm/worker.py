@@ -20,27 +20,27 @@ POLLED_EVERY_S = 0.005
 SENDING = "gradweave: %s of %d bytes by %s"  # what profilers call it
 
 Done = torch.futures.Future[torch.Tensor]
-OnBegin = Callable[[], Callable[[], None]]  # what it returns is called at the end
+OnBegin = Callable[[], Callable[[], None]]  # returns what is called at the end
 
 
 class Task(NamedTuple):
     run: Callable[[], None]
     message: torch.Tensor
     done: Done
-    stream: torch.Stream | None  # of a message on an accelerator
+    stream: torch.Stream | None  # where the message is on an accelerator
 
 
 class CommunicationThread:
     """Runs what is submitted in that order, which must be the same on every rank.
 
-    The communicator needs a process group that nobody else uses. What takes long, waiting and
-    adding, happens without the GIL; each step of a program takes it for a moment.
+    The communicator needs a process group that nobody else uses. Waiting and adding, which take
+    long, happen without the GIL; each step of a program needs it for a moment.
 
     On an accelerator work is queued on a stream of its own that waits for what the caller's stream
     has been asked for so far, and the future completes with that stream. A collective is launched
     at once, by the thread that submits it: nothing waits there, and backends of accelerators want
     all their groups' messages launched in an order that all ranks share, which is that of the
-    program (docs/runtime.md). Other tasks may go through the host's memory and block, and so run
+    program (docs/runtime.md). Other tasks may go through the host's memory and block, so they run
     on the thread there, too.
     """
 
@@ -64,8 +64,9 @@ class CommunicationThread:
     ) -> Done:
         """Return a future of the message; once a collective has failed, all later ones fail.
 
-        ``on_begin`` is called where and when the message begins to travel, and what it returns when
-        it is back; on an accelerator, each where a mark of its clock is at that moment.
+        ``on_begin`` is called when the message begins to travel, and what it returns when the
+        message is back. On an accelerator they are called while that is queued on a stream, where a
+        mark of its clock is passed at that moment.
         """
 
         def run() -> None:
@@ -82,8 +83,8 @@ class CommunicationThread:
     ) -> Done:
         """Run anything else that communicates over the group and changes the message.
 
-        ``blocks`` says that it waits for something even on an accelerator, and so runs on the
-        thread there.
+        ``blocks`` says that it waits for something even on an accelerator, so that it runs on the
+        thread there, too.
         """
         task = self._task(run, message)
         if blocks or task.stream is None:
@@ -123,7 +124,7 @@ class CommunicationThread:
         return not self._thread.is_alive() and self._wait_for_streams(deadline_s)
 
     def _wait_for_streams(self, deadline_s: float) -> bool:
-        """Wait until accelerators have done what they were asked for; say whether in time."""
+        """Wait until accelerators have done what they were asked for; return whether in time."""
         while not all(stream.query() for stream in self._streams.values()):
             if time.monotonic() >= deadline_s:
                 return False
@@ -136,7 +137,7 @@ class CommunicationThread:
     def _work(self) -> None:
         while task := self._tasks.get():
             self._carry_out(task)
-            del task  # what is over must not be kept alive while idle
+            del task  # a finished task must not be kept alive while the thread is idle
 
     def _carry_out(self, task: Task) -> None:
         with task.stream or nullcontext():
@@ -153,12 +154,12 @@ class CommunicationThread:
 
 
 def future_on(device: torch.device) -> Done:
-    """Return a future that also makes its waiters wait for the stream that it is completed on."""
+    """Return a future whose waiters also wait for the stream on which it is completed."""
     return torch.futures.Future(devices=None if device.type == "cpu" else [device])
 
 
 def _again(failure: BaseException) -> Exception:
-    """Return a new exception for one more future, whose cause is the first failure."""
+    """Return a new exception for another future, caused by the first failure."""
     error = CollectiveError(str(failure))
     error.__cause__ = failure
     return error

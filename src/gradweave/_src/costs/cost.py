@@ -267,7 +267,7 @@ class Curve(
     @property
     def _last_slope(self) -> float:
         """The slope of the last octave, in seconds per byte."""
-        # The largest size of which the last is twice as much; the first where there is none.
+        # The largest size that is at most half of the last one; the first size where there is none.
         before = max(0, bisect_right(self.nbytes, self.nbytes[-1] / 2) - 1)
         rise_s = self.measured_s[-1] - self.measured_s[before]
         return rise_s / (self.nbytes[-1] - self.nbytes[before])

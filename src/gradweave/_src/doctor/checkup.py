@@ -30,7 +30,7 @@ class RankFacts(Struct, frozen=True, kw_only=True):
 
     rank: int
     host: str
-    machine: str  # of which hosts of the same name differ, and those of one emulated cluster do not
+    machine: str  # differs on hosts of the same name; the same on all of an emulated cluster
     chosen_by: ChosenBy
     interface: str | None  # which gloo will use; None where there is none of that name
     address: str | None
@@ -72,7 +72,7 @@ class Speed(Struct, frozen=True, kw_only=True):
     receiver: int
     round_trip_s: float  # of an empty message
     bytes_per_s: float
-    core_share: float = 0.0  # of the time in which the core of the busier end worked for it
+    core_share: float = 0.0  # of the time in which the busier end's core worked
 
 
 class Flow(Struct, frozen=True, kw_only=True):

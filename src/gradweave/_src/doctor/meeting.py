@@ -37,7 +37,7 @@ class Meeting:
     def gather(
         self, doing: str, value: Value, kind: type[Value], *, timeout_s: float | None = None
     ) -> dict[int, Value]:
-        """Return what every rank says; Lost, which names what it was ``doing``, if one does not."""
+        """Return what every rank says; raise Lost, which names what was done, if one does not."""
         timeout = self._timeout if timeout_s is None else timedelta(seconds=timeout_s)
         self._topics += 1
         keys = [f"{self._topics}/{rank}" for rank in self.ranks]
@@ -64,7 +64,7 @@ class Meeting:
         try:
             self._store.wait(keys, self._timeout)
         except RuntimeError:
-            return  # who is lost has been named
+            return  # lost ranks have been named before
 
     def _silent(self, keys: list[str]) -> list[int]:
         try:

@@ -1,7 +1,7 @@
 """Plain TCP messages between ranks: each is answered when all of it has come.
 
-They are not gloo's: a group needs every rank to reach every other, and which do not is what we want
-to know.
+They are not gloo's: a gloo group needs every rank to reach every other, and which ranks do not is
+what we want to know.
 """
 
 import socket
@@ -26,7 +26,7 @@ MOST_PAIR_S = 2.0
 PINGS = 20
 LEAST_PINGS = 3
 PINGING_S = 0.05
-# While all send at once: for so long, in messages of such a length.
+# While all ranks send at once, they send for so long, in messages of such a length.
 TOGETHER_S = 0.12
 CHUNK_S = 0.03
 
@@ -63,7 +63,7 @@ class Listener:
     def close(self) -> None:
         for end in (self._server, *self._peers):
             with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)  # wakes whoever waits there
+                end.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits there
             end.close()
 
     def _accept(self) -> None:
@@ -121,7 +121,7 @@ class Line:
         self._socket.close()
 
     def send(self, nbytes: int) -> Sent:
-        """Return when the other side has it all, and has said so."""
+        """Send a message, and return when the other side has said that it has all of it."""
         answer = memoryview(bytearray(_HEADER_BYTES))
         began_s, began_work_s = time.perf_counter(), time.thread_time()
         try:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from math import ceil
 
-# What a pair takes, one way, and what all of them may take: beyond that, several take turns at
-# once, which share no host.
+# What a pair takes in one direction, and what all pairs may take. Where that is not enough, several
+# pairs that share no host send at once.
 PAIR_S = 0.09
 ALL_PAIRS_S = 15.0
-# Rounds of everybody at once; of large clusters a part of all pairs says enough.
+# So many rounds in which all send at once are enough, even if not all pairs of a large cluster
+# meet.
 MOST_ROUNDS_TOGETHER = 31
 
 Pair = tuple[int, int]  # sender, receiver

@@ -13,12 +13,13 @@ from msgspec import Struct
 
 from gradweave._src.doctor.rounds import Pair
 
-# Below this share of what is expected, a rate is slow. Cards that run at the next lower speed of
-# their kind reach 0.4 (10 of 25 Gbit/s) or a tenth; what chance takes is looked at again before.
+# A rate below this share of what is expected is slow. Cards that run at the next lower speed of
+# their kind reach 0.4 (10 of 25 Gbit/s) or a tenth. Doubtful rates are measured again, so chance
+# hardly counts.
 SLOW = 0.6
 DOUBTFUL = 0.75
-# Shares of the rate alone that are left when everybody sends. Half is what two hosts leave each
-# other on one link; where each host has its own, answers that wait behind data cost up to a fifth.
+# Shares of a pair's rate alone that are left when all send. Two hosts on one link leave each other
+# half; where each host has its own link, answers that wait behind data cost up to a fifth.
 SLOW_TOGETHER = 0.65
 FAST_TOGETHER = 0.75
 # A round trip is slow when it takes so many times as long as usual, and noticeably longer: a core
@@ -36,7 +37,7 @@ class SlowMember(Struct, frozen=True, kw_only=True):
     member: int
     sends: bool
     receives: bool
-    found: float  # its best
+    found: float  # its best rate
     usual: float
 
 
@@ -67,7 +68,7 @@ class Slowness(Struct, frozen=True, kw_only=True):
 class Contention(Struct, frozen=True, kw_only=True):
     """What is slow only while everybody sends."""
 
-    groups: Groups  # who is not slowed down by each other; each by itself where all are
+    groups: Groups  # members that do not slow each other down
     alone: float  # between groups
     together: float
 
@@ -89,7 +90,7 @@ def is_doubtful_together(share: float) -> bool:
 def what_is_slow(rates: Numbers, *, most: float = inf) -> Slowness:
     """Return slow members, then cuts between groups, then single pairs that neither explains.
 
-    Rates above ``most`` are not told from each other.
+    Rates above ``most`` count as equal.
     """
     members = sorted({member for pair in rates for member in pair})
     if len(members) < 2:  # noqa: PLR2004

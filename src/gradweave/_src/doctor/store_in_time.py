@@ -9,7 +9,7 @@ from gradweave._src.in_time import in_time
 
 Result = TypeVar("Result")
 
-# Beyond what the call itself was told.
+# A call may take so much longer than its own time-out.
 GRACE_S = 5.0
 
 

@@ -125,7 +125,7 @@ def _share_of_largest(number: float, numbers: list[float]) -> float:
 
 
 def _share_of_least(seconds: float, numbers: list[float]) -> float:
-    """Compare as verdicts do, for whom differences of some microseconds are none."""
+    """Compare as verdicts do, which ignore differences of some microseconds."""
     return (min(numbers) + SLOW_TRIP_S) / (seconds + SLOW_TRIP_S)
 
 

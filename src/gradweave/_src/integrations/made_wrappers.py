@@ -9,8 +9,8 @@ from gradweave._src.comm.small_messages import gather_long_text
 from gradweave._src.errors import RequestError
 from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
-from gradweave._src.runtime.account import PlanningAccount
 from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.runtime.reporting.account import PlanningAccount
 from gradweave._src.session.findings import Findings
 
 

@@ -15,8 +15,8 @@ from msgspec import Struct
 from gradweave._src.comm.letting_go import let_threads_go
 from gradweave._src.errors import RequestError
 from gradweave._src.integrations.stand_in import in_torchs_place, stand_in
-from gradweave._src.runtime.account import PlanningAccount
 from gradweave._src.runtime.ddp import DistributedDataParallel
+from gradweave._src.runtime.reporting.account import PlanningAccount
 from gradweave._src.vocabulary import printable
 
 # What launchers tell each of the processes that they start: torchrun, srun, mpirun.

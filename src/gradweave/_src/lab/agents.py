@@ -1,8 +1,8 @@
 """torchrun on a cluster: an agent on each node, which is told of the others.
 
-torchrun starts a node's ranks itself, so it must not be started once for each rank: every one of
-them would be a world of its own, and train alone without a word. What agents have to know comes by
-the variables that torchrun reads its options from; what the command says itself counts more.
+torchrun starts a node's ranks itself, so it must not be started once for each rank: each launcher
+would silently train in a world of its own. What agents have to know is in the variables from which
+torchrun reads its options; options in the command itself take precedence.
 """
 
 from collections.abc import Mapping, Sequence

@@ -245,7 +245,7 @@ class Cluster:
         if control is not None:
             control.close()
         for job in self._jobs:
-            with suppress(Exception):  # whatever has come of it, its thread has ended then
+            with suppress(Exception):  # whether it failed or not, its thread has ended then
                 job.wait(_JOINED_WITHIN_S)
 
 

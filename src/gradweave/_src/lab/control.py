@@ -89,7 +89,7 @@ class Control:
     def close(self) -> None:
         """End the fabric and, with it, everything inside."""
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer gets none
+            self._socket.shutdown(socket.SHUT_RDWR)  # a thread that waits for an answer gets none
         try:
             self._process.wait(GONE_WITHIN_S)
         except subprocess.TimeoutExpired:

@@ -34,7 +34,7 @@ class Fabric:
         self._selector = selectors.EpollSelector()
         self._processes = Processes(self._selector)
         self._wiring: Wiring | None = None  # None on loopback
-        self._refusals: tuple[type[Exception], ...] = (OSError,)  # what the kernel's are raised as
+        self._refusals: tuple[type[Exception], ...] = (OSError,)  # the kernel's, as they are raised
 
     def serve(self, launcher: int) -> None:
         """Answer until nobody asks; ``launcher`` is a pidfd, readable when that process ends."""

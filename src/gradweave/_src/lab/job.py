@@ -115,7 +115,7 @@ class Job:
         self._control.request(Stop(self._number, grace_s))
 
     def _watch(self) -> None:
-        with selectors.EpollSelector() as selector:  # in order of time, as first_failure needs it
+        with selectors.EpollSelector() as selector:  # in order of time, which first_failure needs
             for pipes in self._pipes:
                 selector.register(pipes.exit_fd, selectors.EVENT_READ, pipes)
                 for pipe in pipes.lines:
@@ -129,7 +129,7 @@ class Job:
                 for pipes in (data for data in ready if isinstance(data, RankPipes)):
                     self._take_exit(pipes)
                     for fd in (pipes.exit_fd, *(pipe.fd for pipe in pipes.lines)):
-                        with suppress(KeyError):  # where its end was seen before
+                        with suppress(KeyError):  # of one whose end was seen before
                             selector.unregister(fd)
                     pipes.close()
 
@@ -140,7 +140,7 @@ class Job:
             if self._on_line is not None and self._error is None:
                 try:
                     self._on_line(line)
-                except Exception as error:  # noqa: BLE001 the caller's; `wait` raises it
+                except Exception as error:  # noqa: BLE001 the caller's error; `wait` raises it
                     self._error = error
                     self._stop_others()
         return not pipe.ended

@@ -24,7 +24,7 @@ class Cable(Struct, frozen=True, kw_only=True):
     bits_per_s: int | None = None
     delay_s: float = 0.0  # upwards only, so that a packet between two nodes meets it once
     interface: str = INTERFACE  # what a rank calls its end
-    address: str | None = None  # that the rank has there
+    address: str | None = None  # of the rank at its end
 
     @property
     def upper_name(self) -> str:

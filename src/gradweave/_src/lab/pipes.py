@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-# More than a pipe holds: what a process that has ended left in it comes with one read.
+# More than a pipe holds, so that one read takes all that an ended process has left in it.
 _READ_BYTES = 2**20
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gradweave._src.lab.messages import StartRank
 
-# By Python, and by shells for what they run in the background; a rank would inherit it.
+# Python ignores some of them, and shells others for background jobs; a rank would inherit that.
 _USUALLY_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -64,7 +64,7 @@ class Processes:
         del self._alive[process.pid]
         self._selector.unregister(process.pidfd)
         os.close(process.pidfd)
-        _signal_group(process.pid, signal.SIGKILL)  # before it is reaped, its id is its own
+        _signal_group(process.pid, signal.SIGKILL)  # nobody else has its id before it is reaped
         _, status = os.waitpid(process.pid, 0)
         with suppress(BrokenPipeError):  # the launcher may have gone
             os.write(process.exit_file, b"%d" % os.waitstatus_to_exitcode(status))

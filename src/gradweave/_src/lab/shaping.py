@@ -57,9 +57,9 @@ def shape(ipr: IPRoute, index: int, bucket: TokenBucket | None, *, delay_s: floa
 def _bucket_handle(ipr: IPRoute, index: int, bucket: TokenBucket) -> str:
     """Return the handle of the present bucket, so that its queue stays, or a new one.
 
-    What waits may be as large as the present bucket lets pass at once. In a smaller one the kernel
-    would wait for ever to have tokens for it, with everything behind it: so that one begins with an
-    empty queue, and TCP sends again what was in the old one.
+    A waiting packet may be as large as the present bucket lets pass at once. A smaller bucket would
+    never have enough tokens for it, and everything behind it would wait for ever. So a smaller one
+    begins with an empty queue, and TCP sends again what was in the old one.
     """
     present = _present_bucket(ipr, index)
     if present is None:

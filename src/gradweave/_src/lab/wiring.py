@@ -23,9 +23,9 @@ _NETWORK_SETTINGS = {
     # Router solicitations and the like would be counted as bytes that the ranks sent.
     "ipv6/conf/default/disable_ipv6": "1",
     "ipv6/conf/all/disable_ipv6": "1",
-    # The same on every machine, and what any user may choose on any. BBR, the default of some,
-    # probes for bandwidth: gloo's all-reduce of 16 MB on 4 nodes at 1 Gbit/s then took 202 to
-    # 224 ms (the middle 80 % of 15), and with this 201 to 203.
+    # Every machine has Reno, and any user may choose it. BBR, the default of some machines, probes
+    # for bandwidth: gloo's all-reduce of 16 MB on 4 nodes at 1 Gbit/s took 202 to 224 ms with it
+    # (the middle 80 % of 15), and 201 to 203 with Reno.
     "ipv4/tcp_congestion_control": "reno",
 }
 
@@ -111,7 +111,7 @@ class Wiring:
         self._fit_segments()
 
     def _lower_end(self, cable: Cable) -> _End:
-        """Lay a cable and return its lower end; this comes before the upper end."""
+        """Lay a cable and return its lower end; call it before ``_upper_end``."""
         network = None if cable.rank is None else self._networks[cable.rank]
         peer: dict[str, str | int] = {"ifname": cable.lower_name}
         if network is not None:

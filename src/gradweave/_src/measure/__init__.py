@@ -1,1 +1,1 @@
-"""Measuring: what collectives really take on a group."""
+"""Measuring: when gradients are ready, what messages cost, and what a step looked like."""

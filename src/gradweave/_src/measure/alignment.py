@@ -20,7 +20,7 @@ def clock_offset_s(
     Rank 0 answers each rank with its time; the answer of the fastest round trip is taken to have
     been given in the middle of it.
     """
-    group = for_texts(group)  # where whoever waits for a message waits until it is there
+    group = for_texts(group)  # on other groups the host does not wait for a message
     if group.rank() != 0:
         best = min(_asked(group, now_s) for _ in range(ROUND_TRIPS))
         return best[1]
@@ -34,7 +34,7 @@ def clock_offset_s(
 
 
 def _asked(group: dist.ProcessGroup, now_s: Callable[[], float]) -> tuple[float, float]:
-    """Return how long a round trip to rank 0 took, and the offset by it."""
+    """Return how long a round trip to rank 0 took, and the offset that it tells."""
     message = torch.zeros(1, dtype=torch.float64, device=HOST)
     sent_s = now_s()
     group.send([message], 0, FIRST_TAG).wait()

@@ -149,7 +149,7 @@ class Iteration(Struct, frozen=True, kw_only=True):
 
 
 class Marks(NamedTuple):
-    """One iteration as it was marked: what lies between is asked for when all have passed."""
+    """One iteration as it was marked; times are asked for when all marks have passed."""
 
     clock: Clock
     parameters: Iterable[str]
@@ -159,7 +159,7 @@ class Marks(NamedTuple):
     ready: dict[str, object]  # in the order in which gradients came
 
     def have_passed(self) -> bool:
-        """Return whether ``iteration`` can be asked for; nothing is waited for."""
+        """Return whether ``iteration`` can be asked for; never wait."""
         return have_passed(self.clock, self._last)
 
     def wait(self) -> None:
@@ -168,7 +168,7 @@ class Marks(NamedTuple):
 
     @property
     def _last(self) -> list[object]:
-        """All marks, for gradients may come on other streams than the model's."""
+        """All marks, because gradients may come on other streams than the model's."""
         return [self.began, self.ended, *self.called.values(), *self.ready.values()]
 
     def iteration(self) -> Iteration:
@@ -186,7 +186,7 @@ class Marks(NamedTuple):
 
 
 class Observer:
-    """Marks of one iteration, set by hooks; ``begin`` forgets what went before."""
+    """Marks of one iteration, set by hooks; ``begin`` forgets those of the one before."""
 
     def __init__(
         self,
@@ -218,13 +218,13 @@ class Observer:
         mark = self._clock.mark()
         if self._ended is None:  # backward runs inside of forward
             self._ended = mark
-        self._ready.pop(name, None)  # the last accumulation counts, and so does its place
+        self._ready.pop(name, None)  # the last accumulation counts, for the order as well
         self._ready[name] = mark
         if len(self._ready) == len(self._parameters):
             self._on_last()
 
     def marks(self) -> Marks | None:
-        """Return what was seen since ``begin``; None where the model was not called."""
+        """Return the marks since ``begin``; None where the model was not called."""
         if self._began is None or self._ended is None:
             return None
         return Marks(
@@ -233,7 +233,7 @@ class Observer:
 
 
 def _owner(parameter: str, called: dict[str, object]) -> str:
-    """Return the innermost module around a parameter that was called: others may use it."""
+    """Return the innermost module around a parameter that was called; its own may not have been."""
     owner = parameter
     while owner:
         owner = owner.rpartition(".")[0]
@@ -250,13 +250,13 @@ def observing(
     *,
     on_last: Callable[[], None] = lambda: None,
 ) -> Iterator[Observer]:
-    """Have an observer see modules called and gradients come, for the length of a block.
+    """Have an observer see calls of modules, and gradients, for the length of a block.
 
     ``on_last`` is called when every parameter has got a gradient. Nothing of ours is on the modules
     meanwhile: they may be scripted, copied or pickled.
     """
     observer = Observer(clock or clock_for(_device(parameters)), parameters, on_last=on_last)
-    # Weakly, and no model in this frame: a module may know the wrapper that has it observed.
+    # Modules are held weakly, and the model not at all: one may know the wrapper that observes it.
     names = WeakKeyDictionary({module: name for name, module in model.named_modules()})
     del model
 
@@ -286,8 +286,9 @@ def observing(
 
 
 class RankTimes(Struct, frozen=True, kw_only=True):
-    """Medians over one rank's iterations, by parameter; those that lack a gradient are as late as
-    the last.
+    """Medians over one rank's iterations, by parameter.
+
+    Parameters that lack a gradient are as late as the last.
     """
 
     forward_s: float
@@ -296,7 +297,7 @@ class RankTimes(Struct, frozen=True, kw_only=True):
 
 
 def rank_times(observed: list[Iteration], parameters: Iterable[str]) -> RankTimes:
-    """Return medians over iterations; RequestError where no parameter has got a gradient."""
+    """Return medians over iterations; raise RequestError where no parameter has got a gradient."""
     names = list(parameters)
     if not any(one.ready_s for one in observed):
         raise RequestError("no parameter got a gradient; step() must call backward")
@@ -310,7 +311,7 @@ def rank_times(observed: list[Iteration], parameters: Iterable[str]) -> RankTime
 def _times_of_all(
     observed: list[Iteration], parameters: Iterable[str], group: dist.ProcessGroup
 ) -> RankTimes:
-    """Return the slowest rank's; where one has none, all raise what it says."""
+    """Return the slowest rank's times; where a rank has none, all ranks raise what it says."""
     text = why = ""
     try:
         text = msgspec.json.encode(rank_times(observed, parameters)).decode()

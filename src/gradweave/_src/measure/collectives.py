@@ -11,7 +11,7 @@ import torch
 
 from gradweave._src.clocks import clock_for, taken_s
 from gradweave._src.collectives.schedule import block_edges
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.small_messages import for_texts, largest, payload_device
 from gradweave._src.measure.timings import Timing
 from gradweave._src.vocabulary import Operation
@@ -38,7 +38,7 @@ def time_collectives(
     for _, name in product(range(repeats), algorithms):
         burst_s = _burst_s(communicator, operation, name, message, calls[name])
         times_s[name].append(burst_s / calls[name])
-    for name in algorithms:  # again, after many calls in a row
+    for name in algorithms:  # checked again, after many calls in a row
         correct[name] &= _is_correct(communicator, operation, name, message)
     ranks = communicator.group.size()
     for name in algorithms:
@@ -89,7 +89,7 @@ def _calls_per_burst(
 
 
 def _slowest(communicator: Communicator, seconds: float) -> float:
-    """Return the largest of what ranks measured, so that all go on with the same number."""
+    """Return the largest of what ranks measured, so that all continue with the same number."""
     (slowest,) = largest(communicator.group, [seconds])
     return slowest
 
@@ -97,7 +97,7 @@ def _slowest(communicator: Communicator, seconds: float) -> float:
 def _is_correct(
     communicator: Communicator, operation: Operation, name: str, message: torch.Tensor
 ) -> bool:
-    """Return whether small integers, whose sums are exact, come out bit for bit; zeros are left."""
+    """Return whether small integers, whose sums are exact, come out exactly; leave zeros behind."""
     ranks, rank = communicator.group.size(), communicator.group.rank()
     counting = torch.arange(message.numel(), dtype=torch.float32) % 7
     message.copy_(counting + rank)

@@ -14,14 +14,14 @@ from gradweave._src.session.slow_ranks import LEAST_LINKS, PARTS
 from gradweave._src.torch_internals import HOST
 from gradweave._src.vocabulary import MIB
 
-# A burst is so many messages, and so long: buffers on the way, such as a shaper's, hold a
+# A burst is so many messages and lasts so long, for buffers on the way, such as a shaper's, hold a
 # millisecond or two of it.
 MESSAGES, BURST_S = 8, 0.016
 LONGEST_BURST_S = 0.25
 LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES = 32 * 1024, 4 * MIB
 # A host sends to so many others at most.
 MOST_PEERS = 4
-# Each part of the answer has so many bursts to each: a busy host spoils one now and then.
+# Each part has so many bursts to each peer: a busy host spoils one now and then.
 BURSTS = 3
 
 
@@ -48,7 +48,7 @@ def link_transfers(
 
 
 def _received(bursts: "_Bursts") -> list[Transfer]:
-    """Return what was received of all bursts; peers take turns, so that drift is everybody's."""
+    """Return what was received of all bursts; peers take turns, so that drift meets all alike."""
     nbytes = bursts.fitting_bytes()
     return [
         transfer
@@ -77,17 +77,17 @@ class _Bursts:
             )
             fitting = min(BURST_S / max(-negated, 1e-12), LONGEST_BURST_S / max(slowest, 1e-12))
             fitting_bytes = min(MOST_MESSAGE_BYTES, round(fitting / MESSAGES))
-            # What lasts a few milliseconds only is not enough to tell by.
+            # Go on while bursts of this size are far too short to tell the rate.
             if fitting_bytes <= 4 * nbytes or nbytes >= MOST_MESSAGE_BYTES:
                 return max(LEAST_MESSAGE_BYTES, fitting_bytes)
             nbytes *= 4
 
     def burst(self, distance: int, nbytes: int, *, part: int) -> list[Transfer]:
-        """Let all hosts send to the one so far away, and return what this rank has received."""
+        """Let all hosts send to the one at this distance; return what this rank has received."""
         rank, firsts = self._group.rank(), self._firsts
         received = [torch.empty(nbytes, dtype=torch.uint8, device=HOST) for _ in range(MESSAGES)]
         message = torch.zeros(nbytes, dtype=torch.uint8, device=HOST)
-        self._group.barrier().wait()  # nothing of the burst before is on its way
+        self._group.barrier().wait()  # the burst before is over on all ranks
         if rank not in firsts:
             return []
         place = firsts.index(rank)

@@ -29,7 +29,7 @@ def computing(device: torch.device) -> Iterator[Thread]:
             ahead: deque[object] = deque()
             while not over.is_set():
                 torch.mm(matrix, matrix, out=product)
-                # An accelerator has a few to go on with, and no more: it has to stop soon.
+                # An accelerator has a few products ahead, and no more, for it has to stop soon.
                 ahead.append(clock.mark())
                 if len(ahead) > PRODUCTS_AHEAD:
                     clock.wait_until(ahead.popleft())
@@ -40,7 +40,7 @@ def computing(device: torch.device) -> Iterator[Thread]:
     thread = Thread(target=work, name="gradweave load", daemon=True)
     thread.start()
     while not begun.wait(0.1) and thread.is_alive():
-        pass  # what is measured beside it is measured while it computes
+        pass  # measuring begins when it computes
     try:
         yield thread
     finally:

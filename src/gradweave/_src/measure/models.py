@@ -53,7 +53,7 @@ def random_input(text: str) -> torch.Tensor:
 
 @contextmanager
 def telling(what: str) -> Iterator[None]:
-    """Make whatever goes wrong in a user's code one line, which begins with ``what``."""
+    """Make any error of a user's code one line that begins with ``what``."""
     try:
         yield
     except GradweaveError:
@@ -64,7 +64,7 @@ def telling(what: str) -> Iterator[None]:
 
 
 def loss_of(output: object) -> torch.Tensor:
-    """Return the output's own loss, or the mean of whatever numbers it has."""
+    """Return the output's own loss, or the mean of all numbers in it."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, torch.Tensor):
         return own

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 STAT = Path("/proc/stat")
-# Of the columns behind `cpu`: user, nice, system, irq, softirq, and what other machines stole.
+# The columns behind `cpu` that count: user, nice, system, irq, softirq and steal.
 BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
 
-# The kernel counts in hundredths of a second; in less time than this they say little.
+# The kernel counts in hundredths of a second, which say little about less time than this.
 LEAST_S = 0.5
-# More than this share of all cores is worth a word.
+# The user is told of other processes that keep more than this share of all cores busy.
 WORTH_A_WORD = 0.1
 
 
@@ -24,13 +24,13 @@ class Reading(NamedTuple):
 
 
 class Neighbours:
-    """Watches the machine from when it is made."""
+    """Watches the machine from the moment at which it is made."""
 
     def __init__(self) -> None:
         self._began = _reading()
 
     def note(self) -> str | None:
-        """Return what to tell the user; None where others were quiet, or where nobody knows."""
+        """Return what to tell the user; None where others were quiet, or where that is unknown."""
         return busy_note(self._began, _reading(), cores=os.cpu_count() or 1)
 
 

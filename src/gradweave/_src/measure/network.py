@@ -20,7 +20,7 @@ import torch.distributed as dist
 from gradweave._src.clocks import clock_for, taken_s
 from gradweave._src.collectives import names
 from gradweave._src.collectives import ways as ways_of
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.lanes import Lanes
 from gradweave._src.comm.small_messages import (
     FIRST_TAG,
@@ -39,20 +39,21 @@ from gradweave._src.travel import parse_travel
 from gradweave._src.vocabulary import KIB, MIB, Beside, Operation, Way, alternatives
 
 NATIVE = Way("all-reduce", "native")
-# What backends sum as it is, by the names that compressions have.
+# Types that backends can sum, by the names of the compressions that round to them.
 ROUNDED_TO = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 SMALLEST_BYTES = KIB
 LARGEST_BYTES = 16 * MIB
 SIZE_FACTOR = 8
 # Between two sizes another one is measured. Where the straight line between its neighbours is wrong
-# by more than this and more than noise explains, it goes on halving, down to a factor of two.
+# by more than this, and by more than noise explains, the gap is halved again, down to a factor of
+# two.
 INTERPOLATION_ERROR = 0.10
 FINEST_FACTOR = 2.1
 
-# A stream of messages is timed as one, long enough for clocks not to matter and noise to even out.
-# Nor may what only its first message takes: with 0.1 s, in which 8 ranks on two cores send four
-# messages, small ones seemed a third dearer than they are in training.
+# A stream of messages is timed as one, and is so long that clocks do not matter, that noise evens
+# out, and that what only its first message takes is small beside it: with 0.1 s, in which 8 ranks
+# on two cores send four messages, small ones seemed a third dearer than they are in training.
 STREAM_S = 0.3
 MOST_MESSAGES = 16
 MOST_STREAM_BYTES = 64 * MIB
@@ -60,20 +61,21 @@ LEAST_SHARE = 0.5
 # Messages are handed over four times as fast as they are done, unless that is too fast to tell.
 PAUSE_SHARE = 0.25
 SHORTEST_PAUSE_S = 1e-4
-# What takes longer is repeated less often. Beside compute everything does where ranks share cores.
+# Messages that take longer, and all that are timed beside compute, are repeated less often.
 LONG_S = 0.1
 LONG_REPEATS = 3
-# Not worth its time at larger sizes: a collective so much slower than the fastest at the same size.
+# A collective so many times as slow as the fastest one at the same size is not timed at larger
+# sizes.
 HOPELESS = 3.0
 JUDGED_BYTES = 512 * KIB
 
-# Between two ranks: the time of the first, and the slope between the last two, for switches and
-# shapers let a short burst pass at more than their rate.
+# Between two ranks the first size tells the latency, and the slope between the last two the rate,
+# for switches and shapers let a short burst pass at more than their rate.
 BETWEEN_TWO_BYTES = (KIB, 2 * MIB, 8 * MIB)
 BETWEEN_TWO_REPEATS = 7
 SUMMED_BYTES = 4 * MIB
 
-# What samples are taken in, for each kind: a context that makes the workers do that meanwhile.
+# For each kind of samples, a context in which workers do what the samples are taken beside.
 Surroundings = Mapping[Beside, Callable[[], AbstractContextManager[object]]]
 
 
@@ -219,12 +221,12 @@ class Sample:
 
     @property
     def latency_s(self) -> float:
-        """What only the first message of a stream takes: by how much it outlasts a further one."""
+        """How much longer the first message of a stream takes than a further one."""
         further_s = (self.messages * self.share_s - self.alone_s) / (self.messages - 1)
         return max(0.0, self.alone_s - further_s)
 
     def gap_s(self, latency_s: float) -> float:
-        """Return what a further message takes, where the first one takes ``latency_s`` more.
+        """Return what a further message takes if the first one takes ``latency_s`` more.
 
         Noise must not make messages seem free: it is at least half of an equal share.
         """
@@ -233,7 +235,7 @@ class Sample:
 
 
 def sample_of(once_s: Sequence[float], stream_s: Sequence[float], messages: int) -> Sample:
-    """Sum up the times of one message, and of streams of so many, which took turns."""
+    """Sum up the times of one message and of streams of so many, which took turns."""
     shares_s = [all_s / messages for all_s in stream_s]
     low_s, share_s, high_s = np.quantile(shares_s, [0.25, 0.5, 0.75]).tolist()
     return Sample(median(once_s), share_s, messages, noise=(high_s - low_s) / share_s)
@@ -242,9 +244,9 @@ def sample_of(once_s: Sequence[float], stream_s: Sequence[float], messages: int)
 def gaps_of(samples: Sequence[Sample]) -> tuple[list[float], float]:
     """Return how long each size keeps the next message waiting, and the latency of all sizes.
 
-    A stream takes a gap for each of its messages, and the latency once: shared equally, that would
-    make each seem dearer, by a third in a stream of three. Of one size a latency is the difference
-    of two times, and as noisy as both, so it is the median over the sizes.
+    A stream takes a gap for each of its messages, and the latency once. Shared equally, the latency
+    would make each message seem dearer, by a third in a stream of three. The latency at one size is
+    the difference of two times, and as noisy as both, so the median over the sizes is taken.
     """
     latency_s = median(sample.latency_s for sample in samples)
     return [sample.gap_s(latency_s) for sample in samples], latency_s
@@ -252,7 +254,7 @@ def gaps_of(samples: Sequence[Sample]) -> tuple[list[float], float]:
 
 @dataclass(slots=True)
 class _Survey:
-    """What has been measured so far; the same on every rank, so that all go on alike."""
+    """What has been measured so far; the same on every rank, so that all continue alike."""
 
     communicator: Communicator
     lanes: Lanes
@@ -265,7 +267,7 @@ class _Survey:
     hopeless: set[Way] = field(default_factory=set)
 
     def measure(self, nbytes: int, beside: Sequence[Beside]) -> None:
-        """Time messages of a size: all ways take turns, idle and beside compute."""
+        """Time messages of a size; all ways take turns, idle and beside compute."""
         streams = {}
         for way in self.ways:
             if way not in self.hopeless:
@@ -293,7 +295,7 @@ class _Survey:
         return next(iter(self.beside))
 
     def give_up_on_the_slow(self, nbytes: int) -> None:
-        """Time ways no longer that are hopeless at this size: they will be at larger ones."""
+        """Stop timing ways that are hopeless at this size: they will be so at larger ones."""
         if self.keeps_slow:
             return
         seconds = {
@@ -307,7 +309,7 @@ class _Survey:
                 self.hopeless.add(way)
 
     def is_bent_at(self, nbytes: int) -> bool:
-        """Return whether a straight line between the neighbours would have been wrong."""
+        """Return whether a straight line between this size's neighbours would have been wrong."""
         for way in set(self.ways) - self.hopeless:
             by_size = self.samples[way, self.leading]
             known = sorted(by_size)
@@ -343,7 +345,7 @@ def _carry_the_same(one: Way, other: Way) -> bool:
 
 
 class _Stream:
-    """Messages of one size, sent one way: one, or several that follow each other."""
+    """Messages of one size that go one way: a single one, or several that follow each other."""
 
     def __init__(
         self,
@@ -359,14 +361,14 @@ class _Stream:
         first = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
         self._pause_s = 0.0
         for _ in range(max(1, len(lanes))):
-            self._send([first])  # the first of its kind builds a program and compares notes
+            self._send([first])  # the first of its kind builds a program, and ranks compare calls
         own_s = taken_s(self._clock, lambda: self._send([first]))
         (once_s,) = largest(group, [own_s])
         most = max(2, min(MOST_MESSAGES, MOST_STREAM_BYTES // nbytes))
         self.messages = max(2, min(most, round(STREAM_S / once_s)))
         if way.operation in OPERATIONS["both"]:
-            # Each lane twice, unless that is too much, and all equally often: where the last
-            # message travels alone, a stream of few is slower than training's.
+            # Each lane is used twice, unless that is too much, and all equally often: where the
+            # last message travels alone, a short stream is slower than training's messages.
             wanted = min(most, max(self.messages, 2 * len(lanes)))
             self.messages = max(1, wanted // len(lanes)) * len(lanes)
         self.is_long = once_s > LONG_S
@@ -397,9 +399,10 @@ def send_in_turn(
 ) -> None:
     """Send messages as wrappers do, one after the other, and wait for all of them."""
     if way.operation == "all-reduce" and parse_travel(way.collective).collective == "native":
-        # As DistributedDataParallel does: handed over one after the other, faster than they are
-        # done, while the thread that does so has other things to do; then waited for in order. On
-        # few cores it matters: all at once, small messages took a fifth longer.
+        # As DistributedDataParallel does it: messages are handed over one after the other, faster
+        # than they are done, while that thread has other things to do, and are then waited for in
+        # order. On few cores it matters: handed over all at once, small messages took a fifth
+        # longer.
         waits = []
         for message in messages:
             waits.append(_hand_over(communicator.group, way, message))
@@ -419,7 +422,7 @@ def send_in_turn(
 
 
 def _hand_over(group: dist.ProcessGroup, way: Way, message: torch.Tensor) -> Callable[[], object]:
-    """Begin an all-reduce, rounded as torch's hooks round, and return a function that waits."""
+    """Begin an all-reduce, rounded as torch's hooks round it; return a function that waits."""
     compression = parse_travel(way.collective).compression
     if compression is None:
         return group.allreduce([message]).wait
@@ -459,8 +462,8 @@ def _coarse_sizes(largest_bytes: int) -> list[int]:
 def never_cheaper(seconds: Sequence[float]) -> list[float]:
     """Return the nearest times of which none is shorter than the one before.
 
-    A larger message is not cheaper, so that it seemed to be is noise, which is shared among
-    neighbours until it does not any more. Least squares: pool adjacent violators.
+    A larger message is not cheaper. Where one seemed to be, that is noise, which is shared among
+    neighbours until none seems so. (Least squares by pooling adjacent violators.)
     """
     pools: list[list[float]] = []
     for each_s in seconds:
@@ -476,7 +479,7 @@ def _measure_links(
 ) -> tuple[Links, list[TierSample]]:
     """Measure one link for each tier by a few pairs of ranks, and say how sure that is.
 
-    Pairs take their turns, so this takes as long in any world.
+    Only a few pairs take turns, so this takes as long in any world.
     """
     factors = communicator.topology.factors
     sum_s_per_byte = _sum_s_per_byte(communicator.group, device)

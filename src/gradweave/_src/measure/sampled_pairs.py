@@ -1,8 +1,8 @@
-"""Which pairs of ranks stand for all links of a tier, and how sure that makes one.
+"""Which pairs of ranks stand for all links of a tier, and how sure the answer is.
 
 Timing every link of a tier takes as long as there are ranks. A few pairs, drawn at random, take the
-same time in any world; how far they differ tells how far others may. No torch, no clock: choosing
-and judging are decisions.
+same time in any world, and how far they differ tells how far others may. Choosing and judging are
+decisions, so there is no torch and no clock here.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ DRAWS_EACH = 20
 
 
 class Typical(Struct, frozen=True, kw_only=True):
-    """A number of a tier, from a sample of its links: the median, and between which all were.
+    """A number of a tier, from a sample of its links: the median, the least and the greatest.
 
     Of n links drawn at random the median of all lies between the least and the greatest with a
     probability of 1 - 2^(1-n), whatever their distribution is.
@@ -86,7 +86,7 @@ def sampled_pairs(
     inner, size = prod(topology.factors[:tier]), topology.factors[tier]
     random = np.random.default_rng([seed, tier])
     pairs: dict[tuple[int, int], None] = {}
-    # Drawn again where a pair comes twice; in a small world there may be fewer than asked for.
+    # A pair that comes twice is drawn again. A small world may have fewer pairs than asked for.
     for _ in range(DRAWS_EACH * most):
         if len(pairs) == most or size == 1:
             break

@@ -34,7 +34,7 @@ class Message(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A moment, and its place among all that were marked: which came first is known at once."""
+    """A moment, and its place among all marks, so that it is known at once which came first."""
 
     place: int
     moment: object
@@ -58,10 +58,9 @@ class _Step(NamedTuple):
 class SpanRecorder:
     """What happened in an iteration, as this rank saw it.
 
-    Call ``begin`` before forward and ``backward`` before backward; ``timeline`` afterwards. Of
-    ``kept_steps`` before the last one, messages are kept, too. Whoever asks for seconds waits until
-    they are known, which on an accelerator is after the step; whoever asks in a step asks whether
-    they are.
+    Call ``begin`` before forward, ``backward`` before backward and ``timeline`` afterwards.
+    Messages of the ``kept_steps`` steps before the last are kept. ``timeline`` and ``messages``
+    wait until an accelerator has done the step; ``communication_s`` does not wait.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class SpanRecorder:
             self._messages.append(_Noted(ready, self._clock.mark(), operation, tensors, nbytes))
 
     def _is_of_next(self, message: _Noted) -> bool:
-        """Whether it brings the next iteration's parameters: an all-gather after backward."""
+        """Return whether it is an all-gather after backward, of the next step's parameters."""
         return message.operation == "all-gather" and message.ready.place >= self._ready.place
 
     def _of_this(self) -> list[_Noted]:
@@ -122,7 +121,7 @@ class SpanRecorder:
             return [*self._before, _Step(self._begin.moment, self._of_this())]
 
     def messages(self) -> list[list[Message]]:
-        """Return the messages of the last steps in their order, without passes that had none."""
+        """Return the messages of the last steps in order, without steps that had none."""
         steps = [step for step in self._steps() if step.messages]
         for step in steps:
             self._wait_for(step)
@@ -158,7 +157,7 @@ class SpanRecorder:
 
     @property
     def begin_s(self) -> float:
-        """The step's begin by this rank's own clock; waits for what an accelerator was asked."""
+        """When the step began by this rank's clock; waits for what an accelerator has to do."""
         return self._clock.on_host_s(self._begin.moment)
 
     def timeline(self, *, since_begin_s: float = 0.0) -> Timeline:
@@ -226,7 +225,7 @@ class _HookState:
         self.recorder, self.send = recorder, send
 
     def __reduce__(self) -> tuple[type[object], tuple[()]]:
-        """Leave nothing of it in a copy of the wrapper, where torch registers no hook."""
+        """Leave nothing in a copy of the wrapper, for which torch registers no hook."""
         return object, ()
 
 
@@ -235,7 +234,7 @@ def watch(
     recorder: SpanRecorder,
     send: Send | None = None,
 ) -> None:
-    """Have the recorder see every bucket. Before the first backward, and instead of other hooks.
+    """Have the recorder see every bucket; call it before the first backward, for it is the hook.
 
     ``send`` is what another hook would do; by default buckets travel as they do without a hook.
     """
@@ -248,13 +247,13 @@ def _send_and_note(
     state: _HookState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    if is_capturing(bucket.buffer().device):  # what is captured is done later, nobody knows when
+    if is_capturing(bucket.buffer().device):  # it is sent later, at unknown times
         return state.send(bucket)
     recorder = state.recorder
     ready, parameters, nbytes = recorder.ready(), bucket.parameters(), bucket.buffer().nbytes
 
-    # It knows no group: the thread that runs it lets go of it last, perhaps when nobody else has
-    # the group any more, and a group that goes on its own thread waits for itself.
+    # It does not know the group: the thread that runs it lets go of it last, perhaps when nobody
+    # else has the group any more, and a group that is destroyed on its own thread waits for itself.
     def note(future: Sent) -> torch.Tensor:
         recorder.done(ready, parameters, nbytes)
         return future.value()
@@ -263,6 +262,6 @@ def _send_and_note(
 
 
 def _average(group: dist.ProcessGroup, bucket: Any) -> Sent:
-    # Multiplied, as torch does it without a hook: quotients may differ in the last bit.
+    # torch multiplies without a hook, too; a quotient may differ in the last bit.
     gradient: torch.Tensor = bucket.buffer().mul_(1.0 / group.size())
     return group.allreduce([gradient]).get_future().then(lambda done: done.value()[0])

@@ -1,4 +1,4 @@
-"""What to time and what came of it; without torch, so that launchers need not wait for it."""
+"""What to time and what came of it; without torch, so launchers do not wait for its import."""
 
 from msgspec import Struct
 
@@ -13,8 +13,8 @@ class Question(Struct, frozen=True, kw_only=True):
     algorithms: tuple[str, ...]
     sizes: tuple[int, ...]  # bytes
     repeats: int
-    link: Link  # what to expect of a transfer, for algorithms that choose a block size
-    nodes_per_rack: int | None = None  # None: racks are not known
+    link: Link  # the expected link, for algorithms that choose a block size
+    nodes_per_rack: int | None = None  # None where racks are not known
 
     @property
     def timings(self) -> int:

@@ -47,14 +47,28 @@ OPERATIONS: Mapping[Passes, tuple[Operation, ...]] = {
     "both": ("reduce-scatter", "all-gather"),
 }
 
-# gloo's own reduce-scatter is far from what links allow, so by default the halves go by ours.
+# gloo's own reduce-scatter is far from what links allow, so by default both halves of a message go
+# by ours.
 BOTH_PASSES_COLLECTIVE = "ring"
 
-# Beside the backend's own, what wrappers try by themselves: where it needs fewer start-ups, where
-# links have tiers, and where messages are rounded.
+# Collectives that wrappers try beside the backend's own: one with few start-ups, one for links in
+# tiers, and one for rounded messages.
 FOR_SMALL_MESSAGES, FOR_TIERS, FOR_ROUNDED = "recursive-doubling", "blueconnect", "ring"
 
-# How many tensors each message takes, in backward order, when a message costs that much.
+# Bytes of a float32 element: the only width that rounding is priced for, and what a sparse message
+# carries for each.
+COMPRESSIBLE_BYTES = 4
+# Widths of gradients that sparse messages carry in float32.
+SPARSE_BYTES = (2, COMPRESSIBLE_BYTES)
+
+# Nobody wants fewer messages at the price of more than twice the optimum.
+LARGEST_TOLERANCE = 1.0
+
+# These planners send nothing while anything is computed.
+WITHOUT_OVERLAP = frozenset({"naive"})
+
+# A function that says how many tensors each message takes, in backward order, where a message costs
+# that much.
 Merging = Callable[[Trace, Cost], list[int]]
 # The same where its two halves, reduce-scatter and all-gather, cost that much.
 MergingForBoth = Callable[[Trace, Cost, Cost], list[int]]
@@ -63,7 +77,7 @@ MergingForBoth = Callable[[Trace, Cost, Cost], list[int]]
 class Planner(NamedTuple):
     """How gradients are merged, from a name and what stands behind its colon.
 
-    ``summary`` says in one line what becomes of them. ``example`` is what may stand behind the
+    ``summary`` says in one line what becomes of gradients. ``example`` is what may stand behind the
     colon.
     """
 
@@ -81,7 +95,7 @@ def _plain(merging: Merging) -> Callable[[Spec], Merging]:
 
 
 def _fixed(spec: Spec) -> Merging:
-    """Merge until buckets have a size, as in ``fixed:25MiB``."""
+    """Merge until a bucket has the given size, as in ``fixed:25MiB``."""
     if spec.argument is None:
         raise RequestError("planner 'fixed' needs a size, such as fixed:25MiB")
     nbytes = parse_bytes(spec.argument)
@@ -158,17 +172,6 @@ PLANNERS: Mapping[str, Planner] = {
 PLANNERS_FOR_BOTH: Mapping[str, Callable[[Spec], MergingForBoth]] = {
     "optimal": _optimal_for_both,
 }
-
-# Of an element: what is rounded, and what a sparse message carries whatever gradients are.
-COMPRESSIBLE_BYTES = 4
-# Gradients that sparse messages carry in float32.
-SPARSE_BYTES = (2, COMPRESSIBLE_BYTES)
-
-# Beyond twice the optimum nobody wants fewer messages.
-LARGEST_TOLERANCE = 1.0
-
-# These send nothing while anything is computed.
-WITHOUT_OVERLAP = frozenset({"naive"})
 
 
 def find_planner(name: str) -> Merging:
@@ -274,7 +277,7 @@ def priced_share(trace: Trace, compression: Compression | None) -> float:
 
 
 def at_share(cost: Cost, share: float) -> Cost:
-    """Return the cost over bytes of gradients, of which a message pays for ``share`` as many."""
+    """Return the cost of gradients whose messages cost what ``share`` times their bytes would."""
     if share == 1:
         return cost
     scaled = Share(cost, share)

@@ -11,7 +11,7 @@ from gradweave._src.vocabulary import MIB
 # and all others at 25 MiB (dist._DEFAULT_FIRST_BUCKET_BYTES and bucket_cap_mb).
 TORCH_FIRST_BYTES, TORCH_BYTES = 1 * MIB, 25 * MIB
 
-# What a patient user would try for `bucket_cap_mb`; the best of them by the model is a candidate.
+# Values of `bucket_cap_mb` that a patient user would try; the one predicted best is a candidate.
 UNIFORM_MIB = (0.5, 1, 2, 4, 6, 8, 12, 16, 25, 35, 50, 75, 100)
 
 # torch._inductor.fx_passes.bucketing.bucket_cap_mb_by_bucket_idx_default, the same for each bucket.

@@ -32,7 +32,7 @@ from gradweave._src.trace import Trace
 
 IntArray = NDArray[np.int64]
 
-# So many buckets behind mergings are looked at in one go.
+# So many buckets are looked at in one go.
 AT_ONCE = 2**18
 
 
@@ -41,11 +41,12 @@ def optimal_for_both(
 ) -> list[int]:
     """Return a merging within ``tolerance`` of the shortest iteration, with few messages.
 
-    No plan within a quarter of the tolerance has fewer. With tolerance 0 it is the shortest there
-    is, and of those one with the fewest messages.
+    No plan within a quarter of the tolerance has fewer. With tolerance 0 the iteration is the
+    shortest there is, and no other such plan has fewer messages.
     """
     problem = _Problem(trace, reduce_scatter, all_gather)
-    # A quarter for not looking further, another for looking at times on a grid, half for merging.
+    # A quarter of the tolerance ends the first search early, another is lost to the grid of times,
+    # and half of it allows for more merging.
     short_s = problem.forward_s + _short_s(problem, tolerance / 4)
     deadline_s = short_s * (1 + tolerance / 2 + ROUNDING) - problem.forward_s
     most = 1
@@ -62,7 +63,7 @@ class _Labels:
     prefix: IntArray  # how many tensors are merged
     tail_s: FloatArray
     stall_s: FloatArray
-    parent: IntArray  # the place, in the layer before, of what it was extended from
+    parent: IntArray  # the place, in the layer before, of the label that this one extends
 
     def __len__(self) -> int:
         return len(self.prefix)
@@ -94,7 +95,7 @@ class _Outlook:
     tail_s: FloatArray  # at least so much will be added to the tail
     stall_s: FloatArray
     both_s: FloatArray  # to tail and stall together
-    # A tail, or a stall, up to here makes no difference to any plan: what follows waits anyway.
+    # A tail or stall of at most this makes no difference to any plan: what follows waits anyway.
     idle_tail_s: FloatArray
     idle_stall_s: FloatArray
 
@@ -124,7 +125,7 @@ class _Problem:
 
     @property
     def start(self) -> _Labels:
-        """The label of the empty prefix, of which nothing is merged and nothing waits."""
+        """The label of the empty prefix: nothing is merged, and nothing waits."""
         nothing = np.zeros(1, dtype=np.int64)
         return _Labels(nothing, np.zeros(1), self._due_s[:1], nothing)
 
@@ -152,13 +153,13 @@ class _Problem:
         return np.asarray(np.maximum(tail_s + stall_s, together_s))
 
     def nothing_left(self) -> _Outlook:
-        """Return the outlook without any further message: only whole plans have a future."""
+        """Return the outlook without any further message, which only whole plans can do without."""
         arrays = np.full((5, self.tensors + 1), np.inf)
         arrays[:, -1] = 0.0, 0.0, 0.0, self.least_tail_s, self.least_stall_s
         return _Outlook(*arrays)
 
     def outlook(self) -> _Outlook:
-        """Return the outlook for any number of messages more."""
+        """Return the outlook for any number of further messages."""
         new = self.nothing_left()
         for last in range(self.tensors, 0, -1):
             scatter_s, gather_s = self._costs_s(np.arange(last), np.full(last, last))
@@ -176,7 +177,7 @@ class _Problem:
     def one_more(self, later: _Outlook) -> _Outlook:
         """Return the outlook for one message more than ``later`` has.
 
-        All prefixes at once: here, none waits for what is found of another.
+        It takes all prefixes at once, for none depends on what is found for another.
         """
         new = self.nothing_left()
         for one in self._buckets():
@@ -249,7 +250,7 @@ def _promising_s(problem: _Problem, outlook: _Outlook) -> float:
     known = newest = problem.start
     for last in range(1, problem.tensors + 1):
         grown = problem.extended_to(known, last)
-        # Of equal promises the one with less behind it.
+        # Of equally promising mergings, the one whose own total is the least.
         order = np.lexsort((grown.total_s, problem.at_least_s(grown, outlook)))
         newest = grown[order[:1]]
         known = _joined([known, newest])
@@ -259,8 +260,8 @@ def _promising_s(problem: _Problem, outlook: _Outlook) -> float:
 def _fewest(problem: _Problem, deadline_s: float, most: int, tolerance: float) -> list[int] | None:
     """Return the lengths of the fewest buckets that meet the deadline; None if over ``most``.
 
-    The search goes layer by layer, one more message in each; to know how many are left narrows it.
-    A merging that needs more messages than one that is as good cannot be part of the answer.
+    The search goes layer by layer, with one more message in each, and is narrowed by how many
+    messages are left. A merging is left out where one that is as good has no more messages.
     """
     grid = max(ROUNDING / problem.tensors, tolerance / most)
     grid_s = (problem.forward_s + deadline_s) * grid / 4
@@ -303,7 +304,7 @@ def _front(
 ) -> _Labels:
     """Leave out labels if another of the same prefix, or of ``beside``, is at least as good.
 
-    Times are compared on a grid, because the same sums in another order are no other merging. Each
+    Times are compared on a grid, because sums of the same numbers in another order may differ. Each
     bucket of a plan may lose two steps of the grid, one in the tail and one in the stall.
     """
     if not len(labels):

@@ -12,7 +12,7 @@ from gradweave._src.vocabulary import Operation, alternatives, parse_spec
 DEFAULT_COLLECTIVE = "linear-pipeline"
 COLLECTIVES = (DEFAULT_COLLECTIVE, "mst", "exchange", "native")
 
-# What happens to gradients, and to weights.
+# What is done with gradients, and afterwards with weights.
 LOOPS: Mapping[str, tuple[Operation, ...]] = {
     "bsp-reduce-broadcast": ("reduce", "broadcast"),
     "bsp-allreduce": ("all-reduce",),
@@ -53,7 +53,7 @@ class Loop(NamedTuple):
 
 
 def owner(tensor: str) -> str:
-    """Return the module of a tensor; one that belongs to the model itself is by itself."""
+    """Return the name of a tensor's module; a tensor of the model itself has its own name."""
     return tensor.rpartition(".")[0] or tensor
 
 

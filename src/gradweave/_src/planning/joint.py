@@ -5,9 +5,9 @@ like any other, so the exact planner for any cost finds the best of all plans th
 gradients somehow and send each message in some way: for given buckets, no choice of ways makes any
 of them leave earlier than its cheapest does. docs/merging.md says it in full.
 
-Two things are not in the cost. A way's latency, which only the end of the last messages sees: the
-plan is at most the largest difference of latencies from the best. And a handicap: what a way must
-be cheaper by before it is taken, which planning for real steps wants.
+Two things are not in that cost. One is a way's latency, which only delays the end of the last
+messages: so the plan misses the best one by at most the largest difference of latencies. The other
+is a handicap, the share by which a way must be cheaper to be taken in real steps.
 """
 
 import numpy as np

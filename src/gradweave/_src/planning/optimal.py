@@ -29,10 +29,11 @@ DEFAULT_TOLERANCE = 0.01
 # Deadlines are met up to this fraction: sums of thousands of terms are not exact.
 ROUNDING = 1e-10
 
-# Each halves what is left of the tolerance.
+# Each bisection halves what is left of the tolerance.
 BISECTIONS = 40
 
-# Of the cost matrix, kept for the second and third pass: enough for all rows of 5,000 tensors.
+# Rows of the cost matrix are kept for the second and third pass up to this size, which is enough
+# for 5,000 tensors.
 CACHE_BYTES = 10**8
 
 

@@ -81,7 +81,7 @@ def iteration_times(rows: Sequence[Result], width: int) -> str:
     return as_svg(alt.LayerChart(layer=[*layers, labels]), width, height=46 * len(rows))
 
 
-# Labels of worker counts that are nearer to each other would collide.
+# Labels of numbers of workers that differ by a smaller factor would collide.
 APART = 1.5
 
 
@@ -133,7 +133,7 @@ def scaling(outcomes: Sequence[Outcome], rows: Sequence[Result], workers: int, w
     return as_svg(alt.LayerChart(layer=[lines, points, rings]), width, height=260)
 
 
-# Runtimes that send what another name plans.
+# Runtimes that send what the planner of another name plans.
 SAME_BUCKETS = {"torch-ddp": "ddp"}
 
 

@@ -17,10 +17,10 @@ from gradweave._src.trace import Trace
 # Times of spans are written to the nanosecond: shorter files, and no clock is better.
 DIGITS = 9
 
-# What is left of a gradient's bytes on the wire, where it may be rounded; fp16 is as wide as bf16.
+# Shares of a gradient's bytes on the wire, by what it may be rounded to; fp16 is as wide as bf16.
 WIRES = {"as it is": 1.0, "bf16": WIRE_SHARES["bf16"], "int8": WIRE_SHARES["int8"]}
 
-# A strip of a rank is a few hundred pixels wide: shorter pauses, as shares of it, are not seen.
+# A rank's strip is a few hundred pixels wide, so pauses of a smaller share of it are not seen.
 SHORTEST_PAUSE = 1 / 2000
 
 LANES: tuple[Lane, ...] = ("forward", "backward", "communication")

@@ -2,8 +2,8 @@
 
 Colours are the page's variables, so that they follow light and dark. Each mark says what it shows
 in its description, which the page shows on hover and focus. SVG cannot hold every character, so
-names go through ``chart_of`` and ``in_order``. Channels are objects, such as ``alt.X("ms:Q")``: for
-a string Altair would look for one through its whole schema, which takes as long as drawing.
+names go through ``chart_of`` and ``in_order``. Channels are objects, such as ``alt.X("ms:Q")``: to
+make one of a string, Altair would search its whole schema, which takes as long as drawing.
 """
 
 import json
@@ -25,7 +25,7 @@ SERIES = tuple(f"var(--b{number})" for number in range(8))
 
 
 def chart_of(rows: Sequence[Row]) -> alt.Chart:
-    """Begin a chart of rows, as text: of a list Altair would copy each row in each of its calls."""
+    """Begin a chart of rows, given as text: Altair would copy a list's rows in each call."""
     text = json.dumps(all_printable(rows))
     return alt.Chart(alt.InlineData(values=text, format=alt.JsonDataFormat(type="json")))
 

@@ -88,7 +88,7 @@ def _check_rows(path: Path, run: Run) -> None:
 
 
 def _timelines(run: Run, runtime: str) -> list[Timeline]:
-    """Return all timelines of a runtime that there are."""
+    """Return all timelines that there are of a runtime."""
     predicted = run.predicted.get(runtime)
     return [*run.measured.get(runtime, ()), *([] if predicted is None else [predicted])]
 

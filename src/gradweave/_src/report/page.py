@@ -23,20 +23,13 @@ from gradweave._src.report.folders import Folder
 from gradweave._src.report.inline import asset, embedded, policy_hash, template
 from gradweave._src.report.pricing import Price, known_price
 from gradweave._src.report.runtimes import explained, glossary, is_lossy, rows_in_order
-from gradweave._src.report.sentences import (
-    about,
-    about_learnt,
-    about_lossy,
-    counted,
-    headline,
-    milliseconds,
-    side_by_side,
-)
+from gradweave._src.report.sentences import about, about_learnt, about_lossy, headline, side_by_side
 from gradweave._src.report.training_charts import StepTimes
 from gradweave._src.results import Losses, Result
 from gradweave._src.simulation import PAPER_WORKERS, Outcome, cases, run
+from gradweave._src.vocabulary import count_text, milliseconds
 
-# In this order: each uses what the ones before it define.
+# The order matters: each script uses what those before it define.
 SCRIPTS = (
     "planner.js",
     "format.js",
@@ -114,7 +107,7 @@ def _runtime(row: Result, folder: Folder) -> dict[str, Any]:
         "explained": explained(name),
         "lossy": is_lossy(name, run.plans.get(name)),
         "note": _note(row),
-        "messages": counted(row.messages, "message"),
+        "messages": count_text(row.messages, "message"),
         "has_timeline": len(missing) < len(("measured", "predicted")),
         "missing": " or ".join(missing),
     }
@@ -269,6 +262,6 @@ def _note(row: Result) -> str:
     cap = "" if row.bucket_cap_mb is None else f", bucket_cap_mb {row.bucket_cap_mb:g}"
     taken = f"an iteration takes {milliseconds(row.iteration_s)} ms in the median"
     if row.predicted_s is None or row.prediction_error is None:
-        return f"{counted(row.messages, 'message')}{cap}; {taken}"
+        return f"{count_text(row.messages, 'message')}{cap}; {taken}"
     expected = f"{milliseconds(row.predicted_s)} ms were predicted ({row.prediction_error:+.1%})"
-    return f"{counted(row.messages, 'message')}{cap}; {taken}, {expected}"
+    return f"{count_text(row.messages, 'message')}{cap}; {taken}, {expected}"

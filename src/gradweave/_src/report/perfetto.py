@@ -27,7 +27,7 @@ THREADS = {
 # Note: one after the other
 # Slices of one thread must not overlap by halves, or viewers drop them; and an arrow needs a slice
 # that is long enough to be seen. So a slice begins when the one before it has ended, and lasts a
-# microsecond at least. The times as they were stand in its arguments.
+# microsecond at least. Its arguments have the times as they were.
 SHORTEST_US = 1.0
 
 
@@ -121,7 +121,7 @@ def _slice(pid: int, tid: int, times_us: tuple[float, float], name: str, **args:
 def _flow(pid: int, tid: int, phase: str, at_us: float, flow: int) -> Event:
     event: Event = {"ph": phase, "pid": pid, "tid": tid, "ts": at_us, "id": flow}
     event |= {"name": "message", "cat": "message"}
-    return event if phase == "s" else event | {"bp": "e"}  # into the slice that begins here
+    return event if phase == "s" else event | {"bp": "e"}  # binds it to the slice that begins here
 
 
 def _us(seconds: float) -> float:

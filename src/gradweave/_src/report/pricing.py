@@ -63,7 +63,7 @@ def _scaled(cost: Line | Curve, startup_s: float, startups: float, per_byte: flo
 
 
 def price_of(network: Network, workers: int) -> Price:
-    """Return what the network's own collective costs; UnknownCost where nobody knows.
+    """Return what the network's own collective costs; raise UnknownCost where that is unknown.
 
     Where nothing was measured, this is what the formula of a ring says on its links.
     """

@@ -9,18 +9,10 @@ from gradweave._src.results import Losses, LossSeries, Result
 from gradweave._src.runs import Run
 from gradweave._src.session.learning import LEARNT
 from gradweave._src.travel import Travel
+from gradweave._src.vocabulary import count_text, milliseconds
 
-# Medians that differ by less are equally fast, on machines that do something else besides.
+# Medians that differ by less count as equal, for machines do something else besides.
 EQUALLY_FAST = 0.02
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Return milliseconds as text, which is empty where nobody knows."""
-    return "" if seconds is None else f"{1e3 * seconds:,.1f}"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def headline(run: Run) -> str:
@@ -108,7 +100,7 @@ def _learnt(runtime: str, losses: Losses | None) -> str:
     if lossy is None:
         return "whose loss is not known here"
     beside = "" if exact is None else f" beside {_last_loss(exact)} of {exact.label}"
-    return f"whose loss after {counted(lossy.steps[-1], 'step')} is {_last_loss(lossy)}{beside}"
+    return f"whose loss after {count_text(lossy.steps[-1], 'step')} is {_last_loss(lossy)}{beside}"
 
 
 def _labels(runtime: str) -> set[str]:
@@ -129,14 +121,14 @@ def about(folder: Folder) -> str:
     if network is not None:
         priced = f"Network {network.name} ({network.source})"
     return (
-        f"{trace.name}: {counted(len(trace.tensors), 'gradient tensor')}, "
+        f"{trace.name}: {count_text(len(trace.tensors), 'gradient tensor')}, "
         f"{trace.nbytes.sum() / 1e6:,.1f} MB; times {trace.origin} ({trace.source}). "
         f"{_where(row)}. {priced}."
     )
 
 
 def about_learnt(folders: Sequence[Folder]) -> str | None:
-    """Say of which runs messages were priced by training alone; None where of none."""
+    """Say for which runs training alone has priced messages; return None if for none."""
     learnt = [
         folder.name
         for folder in folders
@@ -151,5 +143,6 @@ def about_learnt(folders: Sequence[Folder]) -> str | None:
 def _where(row: Result) -> str:
     rate = "" if row.rate is None else f", links of {row.rate}"
     if row.nodes is None or row.ranks_per_node is None:
-        return f"{counted(row.workers, 'worker')}{rate}"
-    return f"{counted(row.nodes, 'node')} with {counted(row.ranks_per_node, 'worker')} each{rate}"
+        return f"{count_text(row.workers, 'worker')}{rate}"
+    nodes, each = count_text(row.nodes, "node"), count_text(row.ranks_per_node, "worker")
+    return f"{nodes} with {each} each{rate}"

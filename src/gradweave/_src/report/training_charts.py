@@ -101,7 +101,7 @@ def steps_of_losses(losses: Losses) -> list[StepTimes]:
 
 # Of so many steps the median is drawn as one point of a line.
 MEDIAN_OF = 9
-# What takes longer than nearly all others is left out of the picture, or it would be flat.
+# Steps that take far longer than nearly all others are left out, or the curve would be flat.
 NEARLY_ALL, ROOM_ABOVE = 0.95, 1.25
 
 
@@ -178,7 +178,8 @@ def _phase_marks(
 ) -> tuple[list[alt.Chart], list[alt.Chart]]:
     """Return lines where phases begin, to draw below everything, and names, to draw above it.
 
-    Names stand below each other, for phases may be short. Where several plan, each is named.
+    Names stand below each other, for phases may be short. Where several trainings plan, each is
+    named.
     """
     drawn = list(begins)
     are_several = len({begin.label for begin in drawn}) > 1

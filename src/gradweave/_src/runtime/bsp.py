@@ -17,19 +17,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradweave._src.comm import Communicator
+from gradweave._src.comm.communicator import Communicator
 from gradweave._src.comm.groups import same_ranks, world_group
 from gradweave._src.comm.worker import CommunicationThread, Done
 from gradweave._src.errors import RequestError
 from gradweave._src.planning.bsp import COLLECTIVES
-from gradweave._src.runtime.arrivals import Arrivals
-from gradweave._src.runtime.departures import Departures
-from gradweave._src.runtime.flat_buckets import (
+from gradweave._src.runtime.flat.arrivals import Arrivals
+from gradweave._src.runtime.flat.buckets import (
     FlatBucket,
     buckets_by_module,
     buckets_up_to,
     flat_buckets,
 )
+from gradweave._src.runtime.flat.departures import Departures
 from gradweave._src.vocabulary import Operation, alternatives
 
 ROOT = 0

@@ -16,22 +16,24 @@ from torch.distributed import Reducer, Store  # type: ignore[attr-defined]
 from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from gradweave._src.clocks import clock_for
 from gradweave._src.comm.communicator import host_topology
-from gradweave._src.comm.own_group import OwnGroup
+from gradweave._src.comm.own_group import MakeSameRanks, OwnGroup
 from gradweave._src.compression import EXACT, SPARSE, Compression
 from gradweave._src.device_order import is_capturing
 from gradweave._src.errors import PlanMismatch, RequestError
-from gradweave._src.measure.alignment import clock_offset_s
-from gradweave._src.measure.spans import SpanRecorder
 from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
-from gradweave._src.runtime.driver import Driver
-from gradweave._src.runtime.failed_passes import log_failed_pass_at_exit
-from gradweave._src.runtime.instruments import Instruments
-from gradweave._src.runtime.metrics import LiveNumbers
-from gradweave._src.runtime.noticeboard import Noticeboard
-from gradweave._src.runtime.options import (
+from gradweave._src.runtime.driving.driver import Driver
+from gradweave._src.runtime.driving.instruments import Instruments
+from gradweave._src.runtime.driving.noticeboard import Noticeboard
+from gradweave._src.runtime.reducer.engine import ReducerEngine
+from gradweave._src.runtime.reducer.failed_passes import log_failed_pass_at_exit
+from gradweave._src.runtime.reducer.transports import SettlingJoinHook, Transports
+from gradweave._src.runtime.reporting.phase_news import PhaseNews
+from gradweave._src.runtime.reporting.planning_wrapper import PlanningWrapper
+from gradweave._src.runtime.reporting.step_clock import LastGradient
+from gradweave._src.runtime.wrapping.inputs import batch_size
+from gradweave._src.runtime.wrapping.options import (
     AUTO,
     COMPILED,
     STATIC_INSIDE_FORWARD,
@@ -46,16 +48,15 @@ from gradweave._src.runtime.options import (
     rival_collectives,
     why_unplannable,
 )
-from gradweave._src.runtime.parameters import check_compressible, planned_parameters
-from gradweave._src.runtime.phase_news import PhaseNews
-from gradweave._src.runtime.plan_cache import (
+from gradweave._src.runtime.wrapping.parameters import check_compressible, planned_parameters
+from gradweave._src.runtime.wrapping.plan_cache import (
     PlanCache,
     agreed_recipe,
     check_recipe,
     open_cache,
     watching,
 )
-from gradweave._src.runtime.plan_source import (
+from gradweave._src.runtime.wrapping.plan_source import (
     PlanSource,
     check_backward_alone,
     device_name,
@@ -63,36 +64,31 @@ from gradweave._src.runtime.plan_source import (
     plan_in,
     require_fit,
 )
-from gradweave._src.runtime.planned import Captures, Planned
-from gradweave._src.runtime.precision import (
+from gradweave._src.runtime.wrapping.precision import (
     check_roundable,
     check_ways,
     rounded_ways,
     sparse_settings,
 )
-from gradweave._src.runtime.reducer_engine import ReducerEngine
-from gradweave._src.runtime.same_wrapping import (
+from gradweave._src.runtime.wrapping.same_wrapping import (
     WRAPPER,
     SameWrapping,
-    given_said,
-    options_said,
-    plan_said,
-    torch_options_said,
+    describe_options,
+    describe_plan,
+    describe_presence,
+    describe_torch_options,
 )
-from gradweave._src.runtime.step_clock import LastGradient, StepClock
-from gradweave._src.runtime.tensors import batch_size
-from gradweave._src.runtime.torch_arguments import (
+from gradweave._src.runtime.wrapping.torch_arguments import (
     asked_group,
     check_positions,
     known_options,
     torch_names,
 )
-from gradweave._src.runtime.transports import SettlingJoinHook, Transports
 from gradweave._src.session.commands import SimpleBuckets
 from gradweave._src.session.findings import Stage
-from gradweave._src.session.kept_run import unplanned
+from gradweave._src.session.saved_run import unplanned
 from gradweave._src.session.session import Session
-from gradweave._src.session.task import LAST_STEP, PlanningTask
+from gradweave._src.session.task import LAST_STEP, TORCHS_BUCKETS, PlanningTask
 from gradweave._src.sparse.settings import GTopK, TopK, settings_of
 from gradweave._src.sparse.training import SparseTraining
 from gradweave._src.torch_internals import (
@@ -101,6 +97,7 @@ from gradweave._src.torch_internals import (
     is_in_backward,
     is_in_forward,
     is_in_join,
+    keeps_declared_order,
     sees_first_static_pass,
     torch_caps_bytes,
 )
@@ -109,7 +106,7 @@ from gradweave._src.travel import Travel, parse_travel
 logger = logging.getLogger(__name__)
 
 
-class DistributedDataParallel(Planned, TorchDDP):
+class DistributedDataParallel(PlanningWrapper, TorchDDP):
     """torch's wrapper, whose buckets are planned for this model on this network.
 
     Use it in the place of ``torch.nn.parallel.DistributedDataParallel``; docs/runtime.md has all of
@@ -161,13 +158,16 @@ class DistributedDataParallel(Planned, TorchDDP):
         >>> model = gradweave.DistributedDataParallel(model, cache="plans")
         >>> model(batch).sum().backward()
         >>> print(model.explain())  # on one worker; on several, ask after some hundred steps
-        torch's own buckets stay: one worker sends no messages.
+        Torch's own buckets stay: one worker sends no messages.
     """
 
-    _baseline = "torch's own buckets"
-    _is_ending = False  # a pass; what is asked meanwhile
-    _is_counted = False  # the last pass, in the middle of a step
+    _baseline = TORCHS_BUCKETS
+    # While a pass is being ended: who asks for the reducer then must not end it again.
+    _is_ending = False
+    # Whether the last pass was counted already, by whoever asked for the reducer within the step.
+    _is_counted = False
     _is_in_torchs_forward = False
+    _has_users_hook = False
 
     def __init__(
         self,
@@ -217,37 +217,29 @@ class DistributedDataParallel(Planned, TorchDDP):
             if is_whole(sparse):
                 check_whole_model(plan)
             given = given_for_backward(plan, module, group, options)
-        # First: whoever comes to anything else with other options waits for others, or alone.
+        # Before anything is sent: ranks with other options would send other messages, or none.
         wrapping.require_same(
             {
                 WRAPPER: "DistributedDataParallel",
-                "plan": plan_said(plan, given),
-                **options_said(options),
-                "grad_scaler": given_said(grad_scaler),
-                "make_group": given_said(make_group),
-                **torch_options_said(torch_options),
+                "plan": describe_plan(plan, given),
+                **describe_options(options),
+                "grad_scaler": describe_presence(grad_scaler),
+                "make_group": describe_presence(make_group),
+                **describe_torch_options(torch_options),
             }
         )
         super().__init__(module, **torch_options)
         self._options = options
-        self._planned = planned_parameters(self)
-        check_roundable(options, module, self._planned, torch_options)
-        self._device = self.device
-        self._clock = StepClock(clock_for(self.device))
-        self._captures: Captures | None = Captures(self.device, self._clock)
-        self._recorder, self._clock_offset_s = None, 0.0
-        if timeline:
-            self._clock_offset_s = clock_offset_s(self.process_group)
-            names = {p: name for name, p in self._planned.items()}
-            self._recorder = SpanRecorder(names, clock=clock_for(self.device))
-        self._numbers = LiveNumbers(self._clock, self._recorder)
+        self._trained = planned_parameters(self)
+        check_roundable(options, module, self._trained, torch_options)
+        self._begin_timing(self.device, timeline=timeline)
         can_tell_others = wrapping.store is not None
         self._why_unplanned = self._why_not(torch_options, can_tell_others=can_tell_others)
         self._plan_cache = None
         if self._why_unplanned is not None:
             given = None
         elif (made := plan_in(given)) is not None:
-            require_fit(made, self._planned)
+            require_fit(made, self._trained)
         elif plan is None and not is_whole(sparse):
             self._plan_cache = self._open_cache()
         if self._plan_cache is not None:
@@ -271,7 +263,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         opened: ExitStack,
         given: Plan | Recipe | None,
         grad_scaler: torch.amp.GradScaler | None,
-        make_group: Callable[[], dist.ProcessGroup] | None,
+        make_group: MakeSameRanks | None,
         store: Store | None,
         *,
         is_remembered: bool,
@@ -284,42 +276,42 @@ class DistributedDataParallel(Planned, TorchDDP):
         options, group, clock = self._options, self.process_group, self._clock
         assert clock is not None, "only copies have none"
         task = self._task(is_remembered=is_remembered)
-        plans = self._why_unplanned is None and group.size() > 1
-        plans = plans and (given is None or task.replan_when is not None)
+        is_fixed = given is not None and task.replan_when is None
+        will_plan = self._why_unplanned is None and group.size() > 1 and not is_fixed
         plan = plan_in(given)
-        messages = None
+        sending = None
         if needs_own_group(options, plan):
             backend = None if options.compression is None else "gloo"
             check_ways(options, plan, host_topology(group))
-            messages = OwnGroup(group, make_group, backend=backend)
-            opened.callback(messages.close)
-            messages.thread()
-        probing = OwnGroup(group, make_group) if plans else None
+            sending = OwnGroup(group, make_group, backend=backend)
+            opened.callback(sending.close)
+            sending.thread()  # started here, where all ranks come alike
+        probing = OwnGroup(group, make_group) if will_plan else None
         if probing is not None:
             opened.callback(probing.close)
         self._topology = None if probing is None else probing.topology
         self._sparse = None
         if options.compression is not None:  # for life: residuals stay with other buckets
-            assert messages is not None
+            assert sending is not None
             self._sparse = SparseTraining(
                 options.compression,
-                self._planned,
-                messages.group,
+                self._trained,
+                sending.group,
                 grad_scaler=grad_scaler,
                 may_be_idle=partial(is_in_join, weakref.ref(self)),
             )
         transports = Transports(
             group,
             options=options,
-            own_group=messages or probing,
+            own_group=sending or probing,
             step=lambda: clock.begun,
             recorder=self._recorder,
             sparse=self._sparse,
-            names={parameter: name for name, parameter in self._planned.items()},
+            names={parameter: name for name, parameter in self._trained.items()},
             finds_unused=self.find_unused_parameters,
         )
         self._engine: ReducerEngine | None
-        self._engine = engine = ReducerEngine(self, self._planned, transports)
+        self._engine = engine = ReducerEngine(self, self._trained, transports)
         if plan is not None or is_whole(options.compression):
             self._engine.install(plan or SimpleBuckets.ONE)
         else:
@@ -342,13 +334,13 @@ class DistributedDataParallel(Planned, TorchDDP):
             assert board is not None, "nothing is planned without"
             instruments = Instruments(
                 self.module,
-                self._planned,
+                self._trained,
                 board,
                 [probing],
-                keeps_declared_order=self._keeps_declared_order,
+                keeps_declared_order=keeps_declared_order(self),
                 sparse=self._sparse,
-                sending=messages,
-                keeps_own_groups=lambda: messages is None and engine.uses_own_group,
+                sending=sending,
+                keeps_own_groups=lambda: sending is None and engine.uses_own_group,
             )
             self._driver = Driver(self._session, self._engine, instruments, board)
             opened.callback(self._driver.close)
@@ -361,14 +353,10 @@ class DistributedDataParallel(Planned, TorchDDP):
         opened.callback(self._last_gradient.close)
         self._note_findings()
 
-    @property
-    def _keeps_declared_order(self) -> bool:
-        return self.find_unused_parameters and not self.static_graph
-
     def _why_not(self, torch_options: Mapping[str, Any], *, can_tell_others: bool) -> str | None:
         """Say why torch's own buckets stay; None where they need not."""
         compression = self._options.compression
-        why = why_unplannable(self.module, self._planned, torch_options)
+        why = why_unplannable(self.module, self._trained, torch_options)
         if why is not None and is_whole(compression):
             raise RequestError(
                 f"whole_model wants one bucket, and torch's own must stay: {why}; leave out one of "
@@ -387,7 +375,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         return open_cache(
             self._options,
             self._task(),
-            self._planned,
+            self._trained,
             self.process_group,
             device=self.device,
             check=partial(check_plan, options=self._options),
@@ -409,7 +397,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             **watching(options, is_remembered=is_remembered),
             baseline=self._baseline,
             baseline_caps_bytes=torch_caps_bytes(self),
-            keeps_declared_order=self._keeps_declared_order,
+            keeps_declared_order=keeps_declared_order(self),
             compression_at=None if compression is None else compression.compression_at,
             mixes_dense=options.precision == SPARSE,
             is_whole_model=is_whole(compression),
@@ -464,14 +452,13 @@ class DistributedDataParallel(Planned, TorchDDP):
         """Raise where this wrapper cannot carry it out."""
         check_plan(plan, self._options)
         check_backward_alone(plan)
-        plan.check_fits({name: parameter.numel() for name, parameter in self._planned.items()})
+        plan.check_fits({name: parameter.numel() for name, parameter in self._trained.items()})
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model's forward pass, as torch's wrapper does."""
         if self._engine is not None and self._engine.sender is not None:
             self._engine.sender.raise_failure()
-        is_planning = self._driver is not None
-        if self._captures is not None and self._captures.has_begun(is_planning=is_planning):
+        if self._is_captured(is_planning=self._driver is not None):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if self._driver is not None:
             self._between_steps((inputs, kwargs), is_compiling=torch.compiler.is_compiling())
@@ -488,11 +475,11 @@ class DistributedDataParallel(Planned, TorchDDP):
         clock.forward_begins(is_synchronised=is_synchronised)
         if recorder is not None:
             recorder.begin()
-        self._is_in_torchs_forward = True
+        self.__dict__["_is_in_torchs_forward"] = True  # nn.Module's own way to set takes longer
         try:
             output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         finally:
-            self._is_in_torchs_forward = False
+            self.__dict__["_is_in_torchs_forward"] = False
         if recorder is not None:
             recorder.backward()
         clock.forward_ends()
@@ -503,7 +490,7 @@ class DistributedDataParallel(Planned, TorchDDP):
 
         They do not while a settled plan is only watched: who plans again first records some steps.
         """
-        may_change = self._is_planning() and not torch.compiler.is_compiling()
+        may_change = not torch.compiler.is_compiling() and self._is_planning()
         if not (may_change and self.static_graph and torch.is_grad_enabled()):
             return super()._post_forward(output)  # type: ignore[no-untyped-call]
         with sees_first_static_pass(self):
@@ -519,8 +506,7 @@ class DistributedDataParallel(Planned, TorchDDP):
 
     def _steps_without_hook(self) -> int | None:
         """Return how many steps there were; None where a hook of ours counts them."""
-        has_hook = self._engine is not None and self._engine.sender is not None
-        return None if has_hook else self._steps_begun()
+        return None if self._has_own_hook else self._steps_begun()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _between_steps(self, inputs: tuple[Any, ...], *, is_compiling: bool) -> None:
@@ -542,7 +528,7 @@ class DistributedDataParallel(Planned, TorchDDP):
             return
         self._is_ending = True  # whoever asks for the reducer meanwhile asks for no more
         try:
-            is_over, is_counted = engine.step_is_over(), self._is_counted
+            is_over, is_counted = engine.has_reduced(), self._is_counted
             if not is_over and (is_in_step or not is_counted):
                 return
             if is_over and awaits_first_static_pass(self):
@@ -596,13 +582,13 @@ class DistributedDataParallel(Planned, TorchDDP):
         found = self.findings()
         if self._clock is not None:
             self._clock.stage_begins(str(found.stage))
-        name = next(iter(self._planned), None)  # used first in forward, as a rule
+        name = next(iter(self._trained), None)  # used first in forward, as a rule
         if found.trace is not None:
             name = found.trace.tensors[-1].name
         elif found.plan is not None:
             name = found.plan.buckets[-1].tensors[-1]
         if name is not None and self._last_gradient is not None:
-            self._last_gradient.expect(self._planned[name])
+            self._last_gradient.expect(self._trained[name])
 
     def _stop_planning(self, why: str) -> None:
         """End planning, at a point that all ranks come to alike."""
@@ -637,8 +623,7 @@ class DistributedDataParallel(Planned, TorchDDP):
         self._stop_planning(why)
         if not divides_by_all:
             self._drop_own_hook(why)
-        has_hook = self._engine is not None and self._engine.sender is not None
-        if has_hook and not divides_by_all:
+        if self._has_own_hook and not divides_by_all:
             raise RequestError(
                 "with collective, compression or timeline gradients are divided by the "
                 "number of all workers; leave out divide_by_initial_world_size=False"
@@ -666,6 +651,11 @@ class DistributedDataParallel(Planned, TorchDDP):
         why = "there is a communication hook"
         self._stop_planning(why)
         self._drop_own_hook(why)
+        self._has_users_hook = True
+
+    @property
+    def _has_own_hook(self) -> bool:
+        return self._engine is not None and self._engine.sender is not None
 
     @property
     def _asks_for_hook(self) -> bool:
@@ -674,28 +664,34 @@ class DistributedDataParallel(Planned, TorchDDP):
         return bool(options.compression or options.timeline or is_named or not is_exact)
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
-        """Go on with other ranks, as torch's wrapper does, and end planning."""
-        refusal = (
-            "with collective, compression, precision or timeline, or a plan that needs a hook, "
-            "ranks stay the same; wrap the model again"
-        )
-        if self._asks_for_hook:
-            raise RequestError(refusal)
-        why = "the process group was replaced"
-        self._stop_planning(why)
-        self._drop_own_hook(why)
-        if self._engine is not None and self._engine.sender is not None:
-            raise RequestError(refusal)
-        self._news = None  # ranks of the group before would be told
+        """Go on with other ranks, as torch's wrapper does, and end planning.
+
+        Some ranks may have failed in the last pass, and nobody can be asked how far the others have
+        come: so all go back to torch's buckets in the order of declaration, except from a plan that
+        the user has given.
+        """
+        engine, session, driver = self._engine, self._session, self._driver
+        has_given = driver is None and session is not None and session.findings.is_given
+        if self._asks_for_hook or (has_given and self._has_own_hook):
+            raise RequestError(
+                "with collective, compression, precision or timeline, or a plan that needs a hook, "
+                "ranks stay the same; wrap the model again"
+            )
+        self._driver = self._news = None  # they would ask and tell ranks of the group before
+        if driver is not None:
+            driver.close()
         super()._update_process_group(new_process_group)  # type: ignore[no-untyped-call]
+        if session is None or engine is None or has_given or self._has_users_hook:
+            return
+        engine.start_anew()
+        if not session.is_over or session.findings.plan is not None:
+            session.drop_plan("the process group was replaced")
+        self._note_findings()
 
     @property
     def _runtime(self) -> str:
         precision = self._options.precision
         return "gradweave" if precision == EXACT else f"gradweave:{precision}"
-
-    def _trained(self) -> dict[str, nn.Parameter]:
-        return self._planned
 
     def _messages(self) -> int | None:
         return None if self._engine is None else self._engine.messages

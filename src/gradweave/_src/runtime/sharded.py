@@ -20,40 +20,36 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradweave._src.clocks import clock_for
 from gradweave._src.comm.groups import world_group
 from gradweave._src.comm.lanes import lanes_for
 from gradweave._src.comm.own_group import MakeSameRanks, OwnGroup
 from gradweave._src.comm.small_messages import broadcast_bytes
 from gradweave._src.device_order import Order, wait_for
 from gradweave._src.errors import CollectiveError, RequestError
-from gradweave._src.measure.alignment import clock_offset_s
-from gradweave._src.measure.spans import SpanRecorder
 from gradweave._src.plan import Plan
 from gradweave._src.planning import BOTH_PASSES_COLLECTIVE
-from gradweave._src.runtime.driver import Driver
-from gradweave._src.runtime.flat_buckets import buckets_up_to, dense_strides
-from gradweave._src.runtime.flat_engine import FlatEngine, check_flat_plan
-from gradweave._src.runtime.instruments import Instruments
-from gradweave._src.runtime.metrics import LiveNumbers
-from gradweave._src.runtime.noticeboard import Noticeboard
-from gradweave._src.runtime.options import AUTO, Options, first_collective
-from gradweave._src.runtime.parameters import modules_with_sparse_gradients
-from gradweave._src.runtime.phase_news import PhaseNews
-from gradweave._src.runtime.plan_cache import PlanCache, open_cache, watching
-from gradweave._src.runtime.plan_source import PlanSource, given_plan, plan_in, require_fit
-from gradweave._src.runtime.planned import Captures, Planned
-from gradweave._src.runtime.same_wrapping import (
+from gradweave._src.runtime.driving.driver import Driver
+from gradweave._src.runtime.driving.instruments import Instruments
+from gradweave._src.runtime.driving.noticeboard import Noticeboard
+from gradweave._src.runtime.flat.buckets import buckets_up_to, dense_strides
+from gradweave._src.runtime.flat.engine import FlatEngine, check_flat_plan
+from gradweave._src.runtime.flat.shards import OwnedPart
+from gradweave._src.runtime.reporting.phase_news import PhaseNews
+from gradweave._src.runtime.reporting.planning_wrapper import PlanningWrapper
+from gradweave._src.runtime.reporting.step_clock import KEPT_STEPS
+from gradweave._src.runtime.wrapping.inputs import batch_size
+from gradweave._src.runtime.wrapping.options import AUTO, Options, first_collective
+from gradweave._src.runtime.wrapping.parameters import modules_with_sparse_gradients
+from gradweave._src.runtime.wrapping.plan_cache import PlanCache, open_cache, watching
+from gradweave._src.runtime.wrapping.plan_source import PlanSource, given_plan, plan_in, require_fit
+from gradweave._src.runtime.wrapping.same_wrapping import (
     WRAPPER,
     SameWrapping,
-    given_said,
-    options_said,
-    plan_said,
+    describe_options,
+    describe_plan,
+    describe_presence,
     telling_unknown_names,
 )
-from gradweave._src.runtime.shards import OwnedPart
-from gradweave._src.runtime.step_clock import KEPT_STEPS, StepClock
-from gradweave._src.runtime.tensors import batch_size
 from gradweave._src.session.session import Session
 from gradweave._src.session.slow_ranks import SlowRank
 from gradweave._src.session.task import PlanningTask
@@ -72,15 +68,15 @@ FIRST_BUCKET_BYTES = 25 * MIB
 BASELINE = "the first buckets"
 
 
-class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
+class ShardedDataParallel(PlanningWrapper, RefusesStateDictFunctions, nn.Module):
     """Wrap a model for data-parallel training in which each rank updates a shard of each parameter.
 
     Gradients are reduce-scattered during backward, and parameters all-gathered during the next
     forward. Use it where messages are to hide behind both passes, or where optimizer state must be
-    shared out; docs/sharded.md says when that pays. Wrap the model, then
-    make the optimizer from ``wrapper.parameters()`` (``named_parameters()`` for groups); everything
-    else is as with DistributedDataParallel. The model's own parameters are complete, and the same
-    on all ranks, wherever a module reads them and in ``state_dict()``; to read them elsewhere call
+    shared out; docs/sharded.md says when that pays. Wrap the model, then make the optimizer from
+    ``wrapper.parameters()`` (``named_parameters()`` for groups); everything else is as with
+    DistributedDataParallel. The model's own parameters are complete, and the same on all ranks,
+    wherever a module reads them and in ``state_dict()``; to read them elsewhere call
     ``synchronise()`` first.
 
     It plans for both passes as DistributedDataParallel does for one, while training goes on; that
@@ -150,7 +146,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         self.module, self.broadcast_buffers = module, broadcast_buffers
         self.process_group = group = process_group or world_group()
         self.require_backward_grad_sync = True
-        self._full = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         wrapping = SameWrapping(group)
         with wrapping.refusals_told():
             require(FOR_BACKWARD_CALLBACKS)
@@ -163,28 +159,21 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
                 timeline=timeline,
                 cache=cache,
             )
-            _check_model(module, self._full)
-            self._device = next(iter(self._full.values())).device
+            _check_model(module, self._trained)
+            self._device = next(iter(self._trained.values())).device
             given = given_plan(plan, workers=group.size(), device=self._device, options=options)
         # What each rank does by itself, such as updates bucket by bucket, may differ.
         wrapping.require_same(
             {
                 WRAPPER: "ShardedDataParallel",
-                "plan": plan_said(plan, given),
-                **options_said(options),
-                "make_group": given_said(make_group),
+                "plan": describe_plan(plan, given),
+                **describe_options(options),
+                "make_group": describe_presence(make_group),
                 "broadcast_buffers": repr(broadcast_buffers),
-                **_parameters_said(self._full),
+                **_describe_parameters(self._trained),
             }
         )
-        self._clock = clock = StepClock(clock_for(self._device))
-        self._captures = Captures(self._device, clock)
-        self._recorder, self._clock_offset_s = None, 0.0
-        if timeline:
-            self._clock_offset_s = clock_offset_s(group)
-            names = {p: name for name, p in self._full.items()}
-            self._recorder = SpanRecorder(names, clock=clock_for(self._device))
-        self._numbers = LiveNumbers(clock, self._recorder)
+        clock = self._begin_timing(self._device, timeline=timeline)
         self._plan_cache = None
         if plan is None and group.size() > 1:
             self._plan_cache = self._open_cache(options)
@@ -192,19 +181,20 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
             given = self._plan_cache.recalled(group)
         is_remembered = given is not None and self._plan_cache is not None
         task = _task(options, group.size(), is_remembered=is_remembered)
-        first = plan_in(given) or _first_plan(self._full, options)
-        require_fit(first, self._full)
+        first = plan_in(given) or _first_plan(self._trained, options)
+        require_fit(first, self._trained)
         self._why_unplanned = "one worker sends no messages" if group.size() == 1 else None
         self._session = None
         if self._why_unplanned is None:
             self._session = Session(
                 task, given=given, is_remembered=is_remembered, speaks=group.rank() == 0
             )
-        plans = self._session is not None and (given is None or task.replan_when is not None)
+        is_fixed = given is not None and task.replan_when is None
+        will_plan = self._session is not None and not is_fixed
         with ExitStack() as opened:  # and closed again where something fails
             self._engine = FlatEngine(
                 module,
-                self._full,
+                self._trained,
                 group,
                 make_group=make_group,
                 first_plan=first,
@@ -216,18 +206,18 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
                 updates_by_bucket=updates_by_bucket,
             )
             opened.callback(self._engine.close)
-            lanes = lanes_for(self._device) if plans else 0
+            lanes = lanes_for(self._device) if will_plan else 0
             own_groups = [_opened_group(opened, group, make_group) for _ in range(lanes)]
             self._driver: Driver | None = None
             board = None if wrapping.store is None else Noticeboard(group, wrapping.store)
             self._news = None if board is None else PhaseNews(board, clock)
-            if self._session is not None and plans and board is not None:
+            if self._session is not None and will_plan and board is not None:
                 instruments = Instruments(
                     module,
-                    self._full,
+                    self._trained,
                     board,
                     own_groups,
-                    on_recording=partial(setattr, self._engine, "is_recorded"),
+                    on_recording=self._engine.record,
                 )
                 self._driver = Driver(self._session, self._engine, instruments, board)
                 opened.callback(self._driver.close)
@@ -240,7 +230,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         """Run the model's forward pass, whose modules wait for parameters that are on their way."""
         is_synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
         is_planning = self._driver is not None
-        is_timed = not self._captures.has_begun(is_planning=is_planning)
+        is_timed = not self._is_captured(is_planning=is_planning)
         if self._news is not None and is_timed:
             self._news.forward_begins()
         self._engine.begin_forward(is_synchronised=is_synchronised, is_timed=is_timed)
@@ -263,7 +253,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
 
     def _end_step(self) -> None:
         """Take a step of planning after all shards were stepped, where ranks come alike."""
-        if self._driver is not None and not self._captures.has_begun(is_planning=True):
+        if self._driver is not None and not self._is_captured(is_planning=True):
             self._driver.step_over()
             found = self.findings()
             if self._plan_cache is not None:
@@ -331,7 +321,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         """
         found = super().named_parameters(prefix, recurse, remove_duplicate)
         shards = self._engine.shards.by_name
-        shard_of = {full: shards[name] for name, full in self._full.items()}
+        shard_of = {full: shards[name] for name, full in self._trained.items()}
         for name, parameter in found:
             yield name, shard_of.get(parameter, parameter)
 
@@ -399,9 +389,6 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
     def _runtime(self) -> str:
         return "sharded"
 
-    def _trained(self) -> dict[str, nn.Parameter]:
-        return self._full
-
     def _messages(self) -> int | None:
         return len(self._engine.plan.buckets)
 
@@ -414,7 +401,7 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
 
         It is None if no gradient of that name travels. It may change when the plan does.
         """
-        return self._engine.shards.owned(name) if name in self._full else None
+        return self._engine.shards.owned(name) if name in self._trained else None
 
     def register_optimizer(self, optimizer: Optimizer) -> None:
         """Move this optimizer's state with its elements when the plan changes.
@@ -428,10 +415,10 @@ class ShardedDataParallel(Planned, RefusesStateDictFunctions, nn.Module):
         return open_cache(
             options,
             _task(options, self.process_group.size()),
-            self._full,
+            self._trained,
             self.process_group,
             device=self._device,
-            check=partial(check_flat_plan, parameters=self._full),
+            check=partial(check_flat_plan, parameters=self._trained),
             torch_flags={},
         )
 
@@ -476,7 +463,7 @@ def _first_plan(parameters: Mapping[str, nn.Parameter], options: Options) -> Pla
     return buckets_up_to(parameters, FIRST_BUCKET_BYTES, planner="first buckets", collective=by)
 
 
-def _parameters_said(parameters: Mapping[str, nn.Parameter]) -> dict[str, str]:
+def _describe_parameters(parameters: Mapping[str, nn.Parameter]) -> dict[str, str]:
     """Return what must be alike on all ranks for flat buckets to be alike."""
     return {
         f"parameter {name!r}": f"{tuple(p.shape)} with strides {dense_strides(p)}, {p.dtype}"

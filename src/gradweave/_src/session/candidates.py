@@ -18,7 +18,8 @@ from gradweave._src.trace import Trace
 from gradweave._src.travel import Travel, parse_travel
 from gradweave._src.vocabulary import Passes
 
-# Fewer messages than the optimum, for where the model is wrong about what one costs.
+# Plans with fewer messages than the optimum, predicted slower by at most so much, are candidates,
+# too: what a message costs may be learnt wrongly.
 TOLERANCES = (0.05, 0.25)
 # Another way than the backend's own must be better by this share: it runs on our thread.
 WORTH_A_THREAD = 0.10
@@ -95,8 +96,8 @@ def travels_for(
     """Return the ways that messages may take: measured ones, and roundings that may be tried.
 
     A rounding that no message has taken yet is expected to differ by its fewer bytes alone; when it
-    is tried, its messages tell. Where nothing is tried, nothing unknown is chosen. With
-    ``compression`` there is only that, unless it may be mixed.
+    is tried, its messages tell. Where nothing is tried, only measured ways are returned. With
+    ``compression`` that is the only way, unless it may be mixed with dense messages.
     """
     if compression is not None:
         first = network.travels[0].collective
@@ -111,8 +112,8 @@ def unplanned_lengths(
 ) -> list[int]:
     """Return how many of these tensors torch puts into each bucket; the first has its own cap.
 
-    Where it keeps the order of declaration it walks through that from its beginning, and sends the
-    buckets from the last to the first; the sizes then stand in reversed declaration order.
+    Where torch keeps the order of declaration, it fills buckets from the first parameter on and
+    sends the last bucket first. The sizes are in reversed declaration order then.
     """
     order = -1 if is_declared else 1
     first, others = caps_bytes

@@ -1,7 +1,7 @@
 """What a planning session asks for, and what it is told.
 
-Commands and replies are values. A reply is the same on every rank, so that sessions that have been
-told the same ask for the same; whoever carries out commands sees to that.
+Commands and replies are values. Whatever carries out commands makes a reply the same on every rank,
+so sessions that have been told the same ask for the same.
 """
 
 from enum import StrEnum
@@ -28,8 +28,8 @@ class SimpleBuckets(StrEnum):
 class Install(Struct, frozen=True, tag=True):
     """Send these buckets from the next pass on. There is no reply.
 
-    ``order`` is that in which gradients come, where what the wrapper began with follows it.
-    ``notes_messages``: when each message is ready and done is to be told with the steps' times.
+    ``order`` is the order in which gradients come, for a wrapper whose first buckets follow it.
+    ``notes_messages`` asks for when each message is ready and done, to be told with step times.
     """
 
     buckets: Plan | SimpleBuckets
@@ -38,7 +38,7 @@ class Install(Struct, frozen=True, tag=True):
 
 
 class Record(Struct, frozen=True, tag=True):
-    """Note in so many steps when gradients are ready, whatever buckets they leave in."""
+    """Note in so many steps when gradients are ready, whatever buckets they travel in."""
 
     steps: int
 
@@ -46,13 +46,14 @@ class Record(Struct, frozen=True, tag=True):
 class Probe(Struct, frozen=True, tag=True):
     """Send a few messages beside the training, where it sends none of that kind and size.
 
-    The first ``surely`` of the sizes, smallest first, are sent once in any case; others and repeats
-    where neither ``within_s`` nor ``within_bytes`` is exceeded in all.
+    The first ``required_sizes`` of the sizes, smallest first, are sent once in any case. Others,
+    and repeats, are sent as long as all messages together exceed neither ``within_s`` nor
+    ``within_bytes``.
     """
 
     ways: tuple[Way, ...]
     sizes_bytes: tuple[int, ...]
-    surely: int
+    required_sizes: int
     within_s: float
     within_bytes: int
 
@@ -68,7 +69,8 @@ class FindCandidates(Struct, frozen=True, tag=True):
 class TimeSteps(Struct, frozen=True, tag=True):
     """Say how long steps take on the slowest rank, after some that do not count.
 
-    Fewer steps are enough where the first ``LEAST_STEPS`` all take longer than ``hopeless_s``.
+    Fewer steps are enough where the first ``HOPELESS_AFTER_STEPS`` all take longer than
+    ``hopeless_s``.
     """
 
     steps: int
@@ -109,7 +111,7 @@ class Probed(Struct, frozen=True, tag=True):
 class Unplannable(Struct, frozen=True, tag=True):
     """What was recorded cannot be planned for.
 
-    ``order`` is that in which gradients came first: torch's own buckets follow it.
+    ``order`` is the order in which gradients came first: torch's own buckets follow it.
     """
 
     why: str
@@ -136,7 +138,7 @@ class StepsTaken(Struct, frozen=True, tag=True):
 
 
 class CompressionPrice(Struct, frozen=True, tag=True):
-    """What an element costs to select from, and the exchange, on the slowest rank."""
+    """What selecting costs for each element, and what the exchange costs, on the slowest rank."""
 
     selection_s_per_element: float
     exchange: Line
@@ -145,7 +147,7 @@ class CompressionPrice(Struct, frozen=True, tag=True):
 class Failed(Struct, frozen=True, tag=True):
     """The command could not be carried out on some rank; the session gives up.
 
-    ``may_come_of_others``: perhaps only because another rank could not.
+    ``may_come_of_others`` says that it may have failed only because another rank could not do it.
     """
 
     why: str
@@ -165,7 +167,7 @@ Reply = (
 
 
 class Told(Struct, frozen=True, kw_only=True, tag=True):
-    """A reply as all ranks are told it, with how far rank 0's training was when it said so."""
+    """A reply as all ranks are told it, with how far training was on rank 0 at that moment."""
 
     reply: Reply
     steps: int  # since the first

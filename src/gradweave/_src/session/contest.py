@@ -1,4 +1,4 @@
-"""Plans in real training steps: the most promising challenge what is sent, one by one.
+"""Plans in real training steps: the most promising challenge the one in use, one by one.
 
 Parts of a session: generators that yield commands, are sent replies and return what they found.
 """
@@ -32,15 +32,15 @@ from gradweave._src.session.trials import (
     with_visit,
 )
 
-# How many plans may be tried against what is sent.
+# How many plans may be tried against the one in use.
 MOST_CHALLENGERS = 3
 # A chosen plan is timed for so many steps, as it will run.
 CONFIRMING_STEPS = 6
 STEPS_TO_CONFIRM = SETTLING_STEPS + CONFIRMING_STEPS + AGREEING_STEPS
-# In which what a plan with 8 bits has left is paid, so that a settled plan need not.
+# One more step after 8-bit plans, in which their carried errors are added back.
 STEPS_TO_PAY = 1
-# A gain like this is no accident of the moment at which the baseline ran, nor of its hook; what
-# gains less has to show it beside the baseline again.
+# A gain as large as this comes neither from the moment at which the baseline ran nor from its hook.
+# A plan that gains less has to run in turn with the baseline again.
 CLEAR_GAIN = 0.15
 
 Contest = Generator[Command, Any, Trial]
@@ -61,9 +61,10 @@ def fastest(
     visit: Visit,
     compression: Compression | None,
 ) -> Contest:
-    """Let the most promising challenge what is sent, whose ``visit`` this was; return who stays.
+    """Let the most promising plans challenge the one in use, and return the one that stays.
 
-    What a challenger's messages tell is learnt before the next one is chosen.
+    ``visit`` is the one in use's. The network is learnt anew from each challenger's messages before
+    the next challenger is chosen.
     """
     champion = _note(known, Trial(candidate=candidates[-1], visits=(visit,)))
     for left in reversed(range(MOST_CHALLENGERS)):
@@ -114,8 +115,8 @@ def _challenged(
 
     ``is_noted`` says that it is noted what their messages took.
     """
-    # The champion's last visit came before the challenger's first here; earlier ones of both are of
-    # another time.
+    # The champion's last visit came just before the challenger's first one here. Earlier visits of
+    # both were at another time, so they are not compared.
     challenger_from, champion_from = len(challenger.visits), len(champion.visits) - 1
     while True:
         hopeless_s = (1 + CLEARLY_WORSE) * champion.rounds_s[-1]
@@ -153,19 +154,19 @@ def _confirmed(known: Knowledge, chosen: Trial) -> Contest:
         return chosen if gain >= CLEAR_AT_ONCE else baseline
     baseline = yield from _visited(known, baseline, is_noted=False)
     winner = yield from _challenged(known, baseline, chosen, is_noted=False)
-    # By all visits: steps vary, and what is promised is what was measured.
+    # Steps vary, so all visits count, and the gain that is reported is the one that was measured.
     baseline = _baseline(known)
     return winner if winner.step_s <= baseline.step_s else baseline
 
 
 def _keeps_errors(plan: Plan) -> bool:
-    """Return whether it carries over what rounding drops."""
+    """Return whether the plan carries over to the next step what rounding drops."""
     compressions = [bucket.compression for bucket in plan.buckets if bucket.compression]
     return any(compression.rounding in KEEPS_ERRORS for compression in compressions)
 
 
 def _has_time_for(known: Knowledge, *, visits: int) -> bool:
-    """Return whether so many visits fit in, a search for the next plan, and confirming one."""
+    """Return whether there is time for so many visits, one more search and a confirmation."""
     afterwards = AGREEING_STEPS + STEPS_TO_CONFIRM + STEPS_TO_PAY
     return known.has_time_for(visits * known.task.steps_per_visit + afterwards)
 
@@ -186,7 +187,7 @@ def _visited(
 
 
 def _note(known: Knowledge, trial: Trial) -> Trial:
-    """Put a trial among the findings, in the place of what was there of the same candidate."""
+    """Put a trial among the findings, in place of an earlier one of the same candidate."""
     trials = {one.candidate: one for one in known.findings.trials}
     trials[trial.candidate] = trial
     known.note(trials=tuple(trials.values()))

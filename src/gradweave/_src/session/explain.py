@@ -15,11 +15,12 @@ from gradweave._src.session.commands import (
     TakeSteps,
     TimeSteps,
 )
-from gradweave._src.session.findings import Findings, Stage, step_of_s
+from gradweave._src.session.findings import Findings, Stage, whole_step_s
+from gradweave._src.session.task import TORCHS_BUCKETS
 from gradweave._src.session.trials import Trial, Visit
 from gradweave._src.simulation import simulate
 from gradweave._src.trace import Trace
-from gradweave._src.vocabulary import printable
+from gradweave._src.vocabulary import count_text, printable, sentence
 
 # More would not be read.
 MOST_OTHER_WAYS = 3
@@ -29,7 +30,7 @@ def explanation(
     found: Findings,
     *,
     workers: int,
-    baseline: str = "torch's own buckets",
+    baseline: str = TORCHS_BUCKETS,
     who_is_slow: Sequence[str] = (),
 ) -> str:
     """Say how messages travel and why so; ``baseline`` is what travels without a plan."""
@@ -54,7 +55,7 @@ def _how(found: Findings, workers: int, baseline: str) -> list[str]:
     if found.stage is not Stage.SETTLED:
         return _so_far(found, workers, baseline)
     if plan is None:
-        return [f"{baseline} stay: {found.note}."]
+        return [f"{sentence(baseline)} stay: {found.note}."]
     if found.trace is None or found.network is None or not found.trials:
         how = "as given" if found.is_given else f"planned by {plan.planner}"
         since = ", remembered from an earlier run" if found.is_remembered else ""
@@ -77,7 +78,7 @@ _WAITED_FOR: dict[type[Command], str] = {
 
 
 def waiting_for(command: Command) -> str:
-    """Say what a session waits for that has asked for this command."""
+    """Say what a session waits for after it has asked for this command."""
     match command:
         case Record():
             return f"{command.steps} steps in which it is noted when gradients are ready"
@@ -138,7 +139,7 @@ def _cost(found: Findings) -> list[str]:
 
 
 def _kept(found: Findings, baseline: str) -> list[str]:
-    return [] if found.note is None else [f"{_sentence(baseline)} stay: {found.note}."]
+    return [] if found.note is None else [f"{sentence(baseline)} stay: {found.note}."]
 
 
 def _other_ways(found: Findings, workers: int) -> list[str]:
@@ -156,7 +157,7 @@ def _other_ways(found: Findings, workers: int) -> list[str]:
         trace,
         network,
         workers=workers,
-        than_s=step_of_s(found, now.iteration_s),
+        than_s=whole_step_s(found, now.iteration_s),
         passes=found.passes,
         roundings=found.may_round_to,
     )
@@ -170,11 +171,6 @@ def _other_ways(found: Findings, workers: int) -> list[str]:
 
 def _said(option: Option) -> str:
     return f"{option.name} {option.step_s * 1e3:.1f} ms ({option.gain:.2f}x; {option.changes})"
-
-
-def _sentence(text: str) -> str:
-    """Return the text with a capital at its beginning."""
-    return text[:1].upper() + text[1:]
 
 
 def _measured(found: Findings, trace: Trace, workers: int) -> str:
@@ -194,14 +190,14 @@ def _tried(found: Findings, plan: Plan, baseline: str) -> list[str]:
         name = baseline if trial.candidate.is_baseline else tried.planner
         lines.append(
             f"Tried: {name}, {_buckets(tried)}: predicted "
-            f"{step_of_s(found, trial.candidate.predicted_s) * 1e3:.1f} ms {of}, a step took "
+            f"{whole_step_s(found, trial.candidate.predicted_s) * 1e3:.1f} ms {of}, a step took "
             f"{_taken_in(trial)}{' (chosen)' if tried == plan else ''}."
         )
     return lines
 
 
 def _taken_in(trial: Trial) -> str:
-    """Say what is compared, and where there were several turns, what a step took in each.
+    """Say what a step took, as plans are compared, and what it took in each of several turns.
 
     Turns in which messages were noted count only where there are no others.
     """
@@ -213,7 +209,7 @@ def _taken_in(trial: Trial) -> str:
         for is_noted in (True, False)
     )
     count = len(plain or noted)
-    turns = f"{_steps_of(plain or noted)} in {count} turn{'s' if count > 1 else ''}"
+    turns = f"{_steps_of(plain or noted)} in {count_text(count, 'turn')}"
     if noted and plain:
         turns += f"; {_steps_of(noted)} while messages were noted"
     return f"{taken} ({turns})"
@@ -252,5 +248,4 @@ def _gain(
 
 def _buckets(plan: Plan) -> str:
     ways = sorted({str(bucket.travel) for bucket in plan.buckets})
-    count = len(plan.buckets)
-    return f"{count} message{'s' if count > 1 else ''} by {', '.join(ways)}"
+    return f"{count_text(len(plan.buckets), 'message')} by {', '.join(ways)}"

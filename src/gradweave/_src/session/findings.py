@@ -8,7 +8,7 @@ from gradweave._src.errors import RequestError
 from gradweave._src.network import Network
 from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
-from gradweave._src.session.compression import Verdict
+from gradweave._src.session.compression_worth import Verdict
 from gradweave._src.session.slow_ranks import SlowRank
 from gradweave._src.session.trials import Trial
 from gradweave._src.timeline import Timeline
@@ -97,9 +97,9 @@ class Findings(Struct, frozen=True, kw_only=True):
 
     @property
     def regret_steps(self) -> float | None:
-        """What planning cost: how much longer its steps took than by the plan that was chosen.
+        """What planning cost: how much longer its steps took than steps of the chosen plan.
 
-        It is in units of such steps; docs/measuring.md has more.
+        It is counted in such steps; docs/measuring.md has more.
         """
         if self.planning_s is None or self.planning_steps is None or self.step_s is None:
             return None
@@ -107,14 +107,14 @@ class Findings(Struct, frozen=True, kw_only=True):
 
     @property
     def are_reusable(self) -> bool:
-        """Whether there is a recipe: before planning has settled, a plan may be one for a while."""
+        """Whether they make a recipe; before planning has settled, a plan may be a passing one."""
         return self.stage is Stage.SETTLED and None not in (self.plan, self.trace, self.network)
 
 
-def step_of_s(found: Findings, iteration_s: float) -> float:
+def whole_step_s(found: Findings, last_pass_s: float) -> float:
     """Return what a step takes whose last pass takes so long, messages included."""
     others_s = 0.0 if found.trace is None else (found.passes - 1) * found.trace.compute_s
-    return iteration_s + others_s
+    return last_pass_s + others_s
 
 
 def recipe_of(found: Findings, *, workers: int, device: str, why_not: str) -> Recipe:

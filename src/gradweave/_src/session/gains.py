@@ -3,14 +3,14 @@
 from gradweave._src.timeline import Timeline
 from gradweave._src.trace import Trace
 
-# What is not expected to be faster by this share of a step is not tried.
+# A plan is tried only if it is expected to be faster by this share of a step.
 WORTH_TRYING = 0.02
 
 
 def expected_s(predicted_s: float, known_step_s: float, known_predicted_s: float) -> float:
-    """Return what a step will take if predictions miss as much of it as of the known plan.
+    """Return what a step will take if predictions leave out as much of it as with the known plan.
 
-    They miss what an iteration does not have: loading data, an optimizer, other processes.
+    They leave out what is no part of an iteration: loading data, an optimizer, other processes.
     """
     return known_step_s + predicted_s - known_predicted_s
 

@@ -17,16 +17,16 @@ from gradweave._src.travel import parse_travel
 
 
 class Knowledge:
-    """Grows while a session's parts ask for things; ``findings`` are what others see of it."""
+    """What a session's parts have found out so far; ``findings`` are what others see of it."""
 
     def __init__(self, task: PlanningTask) -> None:
         self.task = task
         roundings = [parse_travel(way).compression for way in task.roundings]
         self._formats = tuple(dict.fromkeys(one.method for one in roundings if one is not None))
         self.findings = Findings(is_whole=task.is_whole_model, may_round_to=self._formats)
-        self.samples: list[MessageSample] = []  # of what messages cost
-        self.probed_s = 0.0  # for messages beside the training, in all
-        self.probed_bytes = 0  # of them, since planning began
+        self.samples: list[MessageSample] = []  # what messages have cost
+        self.probed_s = 0.0  # taken by messages beside the training, in all
+        self.probed_bytes = 0  # sent in such messages since planning began
         self._last_step = task.most_steps
 
     def note(self, **changes: Any) -> None:
@@ -48,7 +48,7 @@ class Knowledge:
         self.note(most_steps=self._last_step)
 
     def has_time_for(self, steps: int) -> bool:
-        """Return whether so many more are within what planning may take."""
+        """Return whether planning may take so many more steps."""
         return self.findings.steps + steps <= self._last_step
 
     @property
@@ -62,7 +62,7 @@ class Knowledge:
         return int(self.trace.nbytes.sum())
 
     def learnt_network(self) -> Network:
-        """Return what messages cost by those that were seen so far."""
+        """Return what messages cost, judged by those that were seen so far."""
         network = learnt_network(
             self.samples, workers=self.task.workers, model_bytes=self.model_bytes
         )

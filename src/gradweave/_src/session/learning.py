@@ -22,9 +22,9 @@ from gradweave._src.vocabulary import KIB, MIB, Operation, Way
 
 LEARNT = "learnt in training"  # what such a network is called
 NONE_SEEN = "no message of the training was seen"
-# Sizes that differ by less are one point of a curve.
+# Sizes that differ by a smaller factor are one point of a curve.
 SAME_SIZE = 1.1
-# A curve begins here; smaller messages cost as much.
+# Curves begin at this size; smaller messages cost as much.
 SMALLEST_BYTES = KIB
 # Where start-ups and bytes cannot be told apart, because all samples are alike, half of what they
 # took is start-up until there are others.
@@ -33,16 +33,16 @@ STARTUP_OF_ALIKE = 0.5
 # neither small messages nor many bytes free.
 LEAST_STARTUP = 0.05
 LEAST_SLOPE = 0.25
-# Of what a message takes, this much at least keeps the next one waiting.
+# A message keeps the next one waiting for at least this share of what it takes.
 LEAST_GAP = 0.2
 SHORTEST_S = 1e-7
 
-# Messages that are sent beside training, where it sends none so small; a probe sends each of them
-# so often.
+# Sizes of the messages that are sent beside training, where it sends none so small.
 PROBED_BYTES = (KIB, 64 * KIB)
-# Where training's own messages are sparse, and nothing else tells what dense ones would cost.
+# The same where training's own messages are sparse: nothing else tells what dense ones would cost.
 PROBED_BYTES_OF_SPARSE = (KIB, 64 * KIB, MIB)
-# A probe of a size sends one message that brings ranks together, one alone, and a stream of these.
+# For each size a probe sends a message that brings ranks together, one alone, and so many in a
+# stream.
 STREAMED = 4
 MESSAGES_PER_PROBE = 2 + STREAMED
 # Determinants below this share of their terms are rounding.
@@ -74,8 +74,8 @@ class MessageSample(Struct, frozen=True, kw_only=True, array_like=True):
 def samples_of(ranks: Sequence[Sequence[MessageTimes]]) -> list[MessageSample]:
     """Return what one step's messages, as all ranks saw them, say about the network.
 
-    The rank that was ready last waited for nobody else, so of all ranks it saw the message take the
-    shortest; clocks need not agree.
+    The rank that was ready last waited for nobody else, so it saw messages take the shortest time
+    of all ranks. Clocks need not agree.
     """
     by_queue = [_by_queue(times) for times in ranks]
     samples = []
@@ -85,7 +85,7 @@ def samples_of(ranks: Sequence[Sequence[MessageTimes]]) -> list[MessageSample]:
             for first, last in _busy(of_ranks):
                 stretch = of_ranks[0][first:last]
                 if len({one.collective for one in stretch}) > 1:
-                    continue  # whose time is whose is not known
+                    continue  # nobody knows which of them took how much of the time
                 taken_s = min(_taken_s(of_rank[first:last]) for of_rank in of_ranks)
                 samples.append(
                     MessageSample(
@@ -178,8 +178,8 @@ def sizes_to_probe(
 def probe_takes_s(samples: Sequence[MessageSample], nbytes: int) -> float:
     """Estimate what a probe of this size will take, as far as messages of other sizes tell.
 
-    What is asked for is what small messages cost, so this takes their start-up to be small.
-    RequestError where none was seen.
+    The start-up is what probing is to find out, so this takes it to be small. Raise RequestError
+    where no message was seen.
     """
     if not samples:
         raise RequestError(NONE_SEEN)
@@ -190,9 +190,9 @@ def probe_takes_s(samples: Sequence[MessageSample], nbytes: int) -> float:
 
 
 def _latency_s(samples: Sequence[MessageSample]) -> float:
-    """Return how much later a message arrives than the next could leave; 0 where nobody saw.
+    """Return how long after the next could leave a message arrives; 0 where that is unknown.
 
-    It was seen where messages of one size travelled alone and in streams.
+    It shows where messages of one size travelled both alone and in streams.
     """
     taken_s: dict[tuple[int, int], list[float]] = defaultdict(list)
     for sample in samples:
@@ -207,9 +207,9 @@ def _latency_s(samples: Sequence[MessageSample]) -> float:
 
 
 def _curve(samples: Sequence[MessageSample], latency_s: float, model_bytes: int) -> Curve:
-    """Return a curve through what was seen of each size, which a line continues.
+    """Return a curve through what messages of each size took, which a line continues.
 
-    Messages that overlapped share their time as the line says.
+    Messages that overlapped share their time in proportion to what the line says of each.
     """
     lasting_s = [max(s.taken_s - latency_s, LEAST_GAP * s.taken_s) for s in samples]
     line = _line([s.sizes_bytes for s in samples], lasting_s)

@@ -10,7 +10,7 @@ from msgspec import Struct
 class Transfer(Struct, frozen=True, kw_only=True):
     """What a byte took in one burst of messages."""
 
-    part: int  # of all bursts; some of them make one value of each link
+    part: int  # bursts of one part make one value of each link
     sender: int
     receiver: int
     s_per_byte: float
@@ -19,7 +19,7 @@ class Transfer(Struct, frozen=True, kw_only=True):
 def s_per_byte(arrived_s: Sequence[float], nbytes: int) -> float:
     """Return what a byte took, from when each of some messages in a row had arrived.
 
-    It is the median over all pairs of them: a host that looks late at some of them does not count.
+    It is the median over all pairs of them, which does not change if the host looks late at some.
     """
     pairs = combinations(enumerate(arrived_s), 2)
     return median((late_s - early_s) / (j - i) for (i, early_s), (j, late_s) in pairs) / nbytes
@@ -28,9 +28,9 @@ def s_per_byte(arrived_s: Sequence[float], nbytes: int) -> float:
 def link_times(transfers: Iterable[Transfer]) -> dict[int, list[float]]:
     """Return what a byte takes on each rank's link, in its slower direction, part by part.
 
-    A burst is as slow as the slower link of two, so that of a rank's bursts the faster ones tell
-    what its own link can do; not the fastest, for a host that looks late at the first messages of
-    one sees it shorter than it was.
+    A burst is as slow as the slower of its two links, so a rank's faster bursts tell what its own
+    link can do. The fastest one does not count: a host that looks late at the first messages of a
+    burst sees it shorter than it was.
     """
     taken: dict[int, dict[int, dict[bool, list[float]]]] = {}  # by rank, part, and whether it sent
     for one in transfers:

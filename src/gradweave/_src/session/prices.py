@@ -19,7 +19,7 @@ from gradweave._src.session.commands import (
     Probe,
     Probed,
 )
-from gradweave._src.session.compression import with_compression_price
+from gradweave._src.session.compression_worth import with_compression_price
 from gradweave._src.session.knowledge import Knowledge
 from gradweave._src.session.learning import MESSAGES_PER_PROBE, probe_takes_s, sizes_to_probe
 from gradweave._src.vocabulary import Way
@@ -27,11 +27,13 @@ from gradweave._src.vocabulary import Way
 # Messages beside training may lengthen it by this share of the time since its first step, and by no
 # more than so many seconds, all of them together.
 PROBED_SHARE, MOST_PROBED_S = 0.02, 2.0
-# And they have no more bytes than so many steps send: a small model is planned for with little.
+# They also have no more bytes than so many steps send, so that planning for a small model costs
+# little.
 PROBED_STEPS = 10
 # Sizes that tell a start-up from bytes, where training's own messages tell neither.
 NEEDED_SIZES = 2
-# A start-up so dear beside backward makes other collectives than the first worth a look.
+# Other collectives than the first are probed, too, if a start-up takes more than this share of
+# backward.
 DEAR_STARTUP = 0.05
 
 
@@ -59,9 +61,9 @@ def price_compression(
 
 
 def _probed(known: Knowledge, collective: str) -> Generator[Command, Any, None]:
-    """Send messages by a collective of sizes that training does not send, as time allows.
+    """Send messages by this collective, of sizes that training does not send, as time allows.
 
-    Where training's own messages are sparse nothing else tells what dense ones cost, so there the
+    Where training's own messages are sparse, nothing else tells what dense ones cost, so the
     smaller sizes are sent once in any case.
     """
     is_sparse = known.task.compression_at is not None
@@ -72,18 +74,18 @@ def _probed(known: Knowledge, collective: str) -> Generator[Command, Any, None]:
     allowed_s = min(MOST_PROBED_S, PROBED_SHARE * known.findings.elapsed_s) - known.probed_s
     allowed_bytes = PROBED_STEPS * known.model_bytes - known.probed_bytes
     each_bytes = accumulate(len(ways) * MESSAGES_PER_PROBE * size for size in sizes)
-    surely = sum(nbytes <= allowed_bytes for nbytes in each_bytes)
+    required_sizes = sum(nbytes <= allowed_bytes for nbytes in each_bytes)
     if is_sparse:
-        surely = max(1, min(surely, NEEDED_SIZES))
+        required_sizes = max(1, min(required_sizes, NEEDED_SIZES))
     else:
         each_s = accumulate(len(ways) * probe_takes_s(known.samples, size) for size in sizes)
-        surely = min(surely, sum(taken_s <= allowed_s for taken_s in each_s))
-        sizes = sizes[:surely]
+        required_sizes = min(required_sizes, sum(taken_s <= allowed_s for taken_s in each_s))
+        sizes = sizes[:required_sizes]
     if sizes:
         probed: Probed = yield Probe(
             ways,
             sizes,
-            surely=surely,
+            required_sizes=required_sizes,
             within_s=max(0.0, allowed_s),
             within_bytes=max(0, allowed_bytes),
         )
@@ -93,7 +95,7 @@ def _probed(known: Knowledge, collective: str) -> Generator[Command, Any, None]:
 
 
 def _startup_s(known: Knowledge) -> float:
-    """Return what the smallest message costs that goes as all do without a plan."""
+    """Return the start-up of a message by the collective that is used without a plan."""
     task = known.task
     operation, *_ = OPERATIONS[task.passes]
     cost = known.learnt_network().cost(operation, task.collective, workers=task.workers)

@@ -32,7 +32,7 @@ from gradweave._src.session.commands import (
     Told,
     Unplannable,
 )
-from gradweave._src.session.compression import verdict
+from gradweave._src.session.compression_worth import verdict
 from gradweave._src.session.contest import baseline_visit, fastest
 from gradweave._src.session.explain import planning_ended, waiting_for
 from gradweave._src.session.findings import Findings, Stage
@@ -44,9 +44,9 @@ from gradweave._src.trace import Trace
 
 logger = logging.getLogger(__name__)
 
-# Whose median is compared with what a step took when the plan was chosen.
+# The median of so many steps is compared with what a step took when the plan was chosen.
 DRIFT_STEPS = 20
-# Windows of so many steps in which a remembered plan is watched, where nobody asked for more.
+# A remembered plan is watched for so many such windows, where nobody asked for more.
 WINDOWS_WATCHED_BRIEFLY = 3
 
 Course = Generator[Command, Any, None]
@@ -55,7 +55,10 @@ Course = Generator[Command, Any, None]
 class Session:
     """Asks for one command at a time; ``findings`` are what it knows by now.
 
-    Of all ranks' sessions, which come to the same, one speaks in the log.
+    All ranks' sessions come to the same, so only one of them speaks in the log. Three calls end
+    planning early: ``stop`` where all ranks end at the same step and can still change buckets,
+    ``abandon`` where other ranks cannot be told of a change, so what was sent last stays, and
+    ``drop_plan`` where a caller has taken the plan away and sends what the wrapper began with.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class Session:
         return self._resume(None)
 
     def reply(self, told: Told | Reply | None) -> Command | None:
-        """Take what came of the last command (None of an Install), and return the next one."""
+        """Take the reply to the last command, None after an Install, and return the next one."""
         reply = told
         if isinstance(told, Told):
             reply = told.reply
@@ -98,19 +101,29 @@ class Session:
         return self._resume(reply)
 
     def adopt(self, recipe: Recipe, task: PlanningTask) -> None:
-        """Begin with what an earlier run has chosen; before the first command is asked for."""
+        """Begin with what an earlier run has chosen; call it before ``begin``."""
         self.task, self._known = task, Knowledge(task)
         self._accept(recipe, is_remembered=True)
 
     def stop(self, why: str) -> Command | None:
-        """Keep a plan that is settled; otherwise leave what the wrapper began with.
+        """Keep a plan that is settled; otherwise go back to what the wrapper began with.
 
         From now on nothing is measured and nothing changes. The command, if there is one, is the
         last, and has no reply.
         """
         if self.is_over:
             return None
-        return self._end(why)
+        self._close_course()
+        found = self.findings
+        if found.plan is not None and found.stage is Stage.SETTLED:
+            self._say(logging.WARNING, f"no more planning again: {why}")
+            return None
+        if found.is_whole:
+            self._known.note(stage=Stage.SETTLED, note=why)
+            return None
+        has_begun = found.stage is not Stage.NOT_BEGUN
+        command = self._give_up(why)
+        return command if has_begun else None
 
     def abandon(self, why: str) -> None:
         """End planning with what was sent last: other ranks cannot be told of anything else."""
@@ -137,23 +150,10 @@ class Session:
             self._course = None
             return None
         except Exception as error:  # noqa: BLE001 all ranks come here alike, and training goes on
-            return self._end(f"planning failed: {error}")
+            return self.stop(f"planning failed: {error}")
         if self.findings.stage is not Stage.SETTLED:
             self._known.note(waits_for=waiting_for(command))
         return command
-
-    def _end(self, why: str) -> Command | None:
-        self._close_course()
-        found = self.findings
-        if found.plan is not None and found.stage is Stage.SETTLED:
-            self._say(logging.WARNING, f"no more planning again: {why}")
-            return None
-        if found.is_whole:
-            self._known.note(stage=Stage.SETTLED, note=why)
-            return None
-        has_begun = found.stage is not Stage.NOT_BEGUN
-        command = self._give_up(why)
-        return command if has_begun else None
 
     def _give_up(self, why: str, order: tuple[str, ...] = ()) -> Install:
         if self.findings.trace is not None:
@@ -195,7 +195,7 @@ class Session:
                 return
 
     def _plan(self) -> Generator[Command, Any, bool]:
-        """Record, learn, plan, try, choose; whether there is a plan in the end."""
+        """Record, learn, plan, try and choose; return whether there is a plan in the end."""
         known, task = self._known, self.task
         known.begin_planning()
         began = known.findings
@@ -227,7 +227,7 @@ class Session:
         return True
 
     def _settle(self, best: Candidate, began: Findings) -> Course:
-        """Carry out what planning, which ``began`` with that, has chosen."""
+        """Install the chosen plan; planning ``began`` with those findings."""
         known = self._known
         yield Install(best.plan)
         known.note(
@@ -275,12 +275,12 @@ class Session:
             self._say(logging.INFO if worth.pays else logging.WARNING, str(worth))
 
     def _watch(self, most: float) -> Generator[Command, Any, bool]:
-        """Return whether steps take another time than when the plan was chosen, by this share.
+        """Return whether steps are slower or faster by this share than when the plan was chosen.
 
-        They are not compared with what was predicted, for that knows nothing of loading data and
-        the like. Where it is unknown what they took, the first steps tell. Of a remembered plan
-        nobody minds if they are faster, for that was another run; from then on this is what is
-        expected.
+        They are not compared with the prediction, which knows nothing of loading data and the like.
+        Where it is unknown what they took then, the first steps tell. With a remembered plan they
+        may be faster than in the run that chose it; what is expected is the faster time from then
+        on.
         """
         settling_steps = SETTLING_STEPS
         windows = range(WINDOWS_WATCHED_BRIEFLY) if self.task.watches_briefly else count()

@@ -1,8 +1,8 @@
 """Who is slow: which rank lets all others wait, in which phase, and what a step would gain.
 
 All ranks wait for the one that computes longest, and see that as time for the network. So ranks are
-compared by what each computes itself; links, which let all ranks wait alike, by messages that are
-sent to tell them apart (`link_times`).
+compared by how long each computes itself. A slow link lets all ranks wait alike, so links are
+compared by messages that are sent to tell them apart (`link_times`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,42 +16,41 @@ from msgspec.structs import replace
 
 from gradweave._src.errors import GradweaveError
 from gradweave._src.phases import PHASES, Phase, Phases
-from gradweave._src.session.healing import Exposed, Sent, exposed_beside
+from gradweave._src.session.without_slowness import Exposed, SentPerStep, exposed_beside
 
-LEAST_STEPS = 20
+LEAST_TIMED_STEPS = 20
 # Medians of so many parts of the steps tell what lasts from what a noisy machine does for a while.
 PARTS = 4
-# A rank that takes longer by less of a step is not spoken of, nor is a link that is slower by less,
-# nor either of them where a step would gain less of itself.
+# Not reported are a rank that takes longer by less than LEAST_SHARE of a step, a link that is
+# slower by less than LEAST_LINK, and either of them if a step would gain less than LEAST_GAIN of
+# itself.
 LEAST_SHARE, LEAST_LINK, LEAST_GAIN = 0.015, 0.05, 0.0075
-# How many times as large as the noise a difference has to be.
+# A difference has to be so many times as large as the noise.
 NOISES = 2.5
-# A machine that is busy is so for a few steps in a row: so many of them tell as much as one.
+# A machine is busy for a few steps in a row, so this many neighbouring steps tell as much as one.
 STEPS_ALIKE = 4
-# Standard deviations of a normal distribution in the median distance from its median, and in the
-# error of a median of one.
+# Of a normal distribution: the standard deviation in units of the median distance from the median,
+# and the error of a median in units of the error of a mean.
 DEVIATIONS, ERRORS = 1.4826, 1.2533
-# To tell whose link is slow, each needs two others.
+# It takes three links to tell which of them is the slow one.
 LEAST_LINKS = 3
-# Messages that nothing hides are worth a word when they are longer than predicted by this share of
-# a step, and by so many times.
+# That a step waits for messages is worth a word when it waits longer than predicted by this share
+# of a step, and so many times as long.
 MORE_EXPOSED, TIMES_EXPOSED = 0.10, 1.3
 
-COMPUTED: tuple[Phase, ...] = tuple(phase for phase in PHASES if phase != "network")
-
-
-UNKNOWN = Phases(input_s=0.0, forward_s=0.0, backward_s=0.0, network_s=0.0)
+COMPUTED_PHASES: tuple[Phase, ...] = tuple(phase for phase in PHASES if phase != "network")
+NO_ERRORS = Phases(input_s=0.0, forward_s=0.0, backward_s=0.0, network_s=0.0)
 
 
 class Typical(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a rank takes for its phases: medians over each part of its last steps.
 
-    Noise is how much parts differ, and the error of a median by how much steps do. One part without
-    errors says nothing of noise. All ranks must have equally many parts.
+    Noise is how much parts differ; ``errors`` are those of a median, by how much steps differ. One
+    part without errors says nothing of noise. All ranks must have equally many parts.
     """
 
     parts: tuple[Phases, ...]
-    errors: Phases = UNKNOWN
+    errors: Phases = NO_ERRORS
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -63,8 +62,8 @@ class Typical(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def typical(steps: Sequence[Phases]) -> Typical | None:
-    """Sum up a rank's last steps, given in their order; None where they are too few to tell."""
-    if len(steps) < LEAST_STEPS:
+    """Sum up a rank's last steps, in their order; return None where they are too few to tell."""
+    if len(steps) < LEAST_TIMED_STEPS:
         return None
     edges = [len(steps) * part // PARTS for part in range(PARTS + 1)]
     parts = [steps[edges[part] : edges[part + 1]] for part in range(PARTS)]
@@ -118,7 +117,7 @@ _DOES: dict[Phase, str] = {
 
 
 def sentences(found: Sequence[SlowRank]) -> list[str]:
-    """Return a sentence for each; that for a rank after others tells what it gains beside those."""
+    """Return a sentence for each; from the second on they tell what is gained beside the others."""
     too = "without that, too, a step would take"
     return [str(one) if number == 0 else _said(one, too) for number, one in enumerate(found)]
 
@@ -137,43 +136,44 @@ def slow_ranks(
     *,
     hosts: Sequence[str] | None = None,
     links: Mapping[int, Sequence[float]] | None = None,
-    sent: Sent | None = None,
+    sent: SentPerStep | None = None,
 ) -> tuple[SlowRank, ...]:
     """Decide who clearly lets others wait, the worst first; nobody where that may be noise.
 
-    ``links`` has, for one rank of each host, what a byte takes on its link, several times. With
-    ``sent`` it is simulated what a step would take, otherwise that is the shortest it could be for
-    computing, and for links the longest.
+    ``links`` has several measurements of what a byte takes on the link of one rank of each host.
+    With ``sent`` it is simulated what a step would take. Without, it is the least that it could
+    take where computing is slow, and the most where a link is slow.
     """
     faults = [*_slow_computing(ranks), *_slow_links(links or {})]
     if len(ranks) == 1 or not faults:
         return ()
-    healing = _Healing(ranks, faults, sent)
-    healed: list[_Fault] = []
+    step = _StepWithoutFaults(ranks, faults, sent)
+    removed: list[_Fault] = []
     found: list[SlowRank] = []
-    without_s = [healing.step_s]
-    while left := [fault for fault in faults if fault not in healed]:
-        worst = min(left, key=lambda one: (healing.step_without_s([*healed, one]), -one.more_s))
-        healed.append(worst)
-        without_s.append(min(without_s[-1], healing.step_without_s(healed)))
+    without_s = [step.now_s]
+    while left := [fault for fault in faults if fault not in removed]:
+        worst = min(left, key=lambda one: (step.without_s([*removed, one]), -one.more_s))
+        removed.append(worst)
+        without_s.append(min(without_s[-1], step.without_s(removed)))
         found.append(
             SlowRank(
                 rank=worst.rank,
                 host=None if hosts is None else hosts[worst.rank],
                 phase=worst.phase,
                 times_as_long=worst.times_as_long,
-                step_s=healing.step_s,
+                step_s=step.now_s,
                 step_without_s=without_s[-1],
             )
         )
-    # One of two that are alike gains nothing by itself, so what is left out are the last ones.
-    least_s = LEAST_GAIN * healing.step_s
+    # The first of two equally slow ranks gains nothing by itself, so only the last ones are left
+    # out.
+    least_s = LEAST_GAIN * step.now_s
     enough = next(n for n, step_s in enumerate(without_s) if step_s - without_s[-1] < least_s)
     return tuple(found[:enough])
 
 
-def slow_network(ranks: Sequence[Typical], sent: Sent) -> str | None:
-    """Say that messages take longer than predicted, which no rank sees the reason of by itself."""
+def slow_network(ranks: Sequence[Typical], sent: SentPerStep) -> str | None:
+    """Say that messages take longer than predicted; no rank can tell the reason by itself."""
     step_s, slowest = _step_s(ranks), _slowest([one.phases for one in ranks])
     try:
         predicted_s = sent.exposed_s(slowest)
@@ -192,28 +192,28 @@ class _Fault(NamedTuple):
     rank: int
     phase: Phase
     times_as_long: float
-    more_s: float  # than the median rank; of a link, where nobody knows, 0
+    more_s: float  # than the median rank; 0 for a link, where it is unknown
 
 
 def _slow_computing(ranks: Sequence[Typical]) -> list[_Fault]:
     least_s = LEAST_SHARE * _step_s(ranks)
-    more_s = {phase: _more(ranks, methodcaller("seconds", phase)) for phase in COMPUTED}
+    more_s = {phase: _more(ranks, methodcaller("seconds", phase)) for phase in COMPUTED_PHASES}
     in_all_s = _more(ranks, lambda one: one.compute_s)
     faults = []
     for rank, one in enumerate(ranks):
-        errors_s = {phase: _error_s(ranks, rank, phase) for phase in COMPUTED}
+        errors_s = {phase: _error_s(ranks, rank, phase) for phase in COMPUTED_PHASES}
         clear = [
             phase
-            for phase in COMPUTED
+            for phase in COMPUTED_PHASES
             if _is_clear(more_s[phase], rank, least_s, error=errors_s[phase])
-            # Otherwise other phases make up for it.
+            # It also takes longer in all; otherwise other phases make up for this one.
             and median(in_all_s[rank]) > median(more_s[phase][rank]) / 2
         ]
         if not clear and _is_clear(in_all_s, rank, least_s, error=hypot(*errors_s.values())):
-            clear = [phase for phase in COMPUTED if median(more_s[phase][rank]) > 0]
+            clear = [phase for phase in COMPUTED_PHASES if median(more_s[phase][rank]) > 0]
         for phase in clear:
             own_s, median_s = one.phases.seconds(phase), _median_rank(ranks).seconds(phase)
-            # A median rank may do nothing at all there; that is no number of times.
+            # Where the median rank takes no time for it there is no ratio, and it is taken to be 1.
             times = own_s / (median_s or own_s)
             faults.append(_Fault(rank, phase, times, median(more_s[phase][rank])))
     return faults
@@ -231,41 +231,41 @@ def _slow_links(links: Mapping[int, Sequence[float]]) -> list[_Fault]:
     ]
 
 
-class _Healing:
-    """What a step would take without some of the faults."""
+class _StepWithoutFaults:
+    """What a step would take if some slow ranks and links were as fast as the median ones."""
 
     def __init__(
-        self, ranks: Sequence[Typical], faults: Sequence[_Fault], sent: Sent | None
+        self, ranks: Sequence[Typical], faults: Sequence[_Fault], sent: SentPerStep | None
     ) -> None:
-        self.step_s = _step_s(ranks)
+        self.now_s = _step_s(ranks)
         self._phases = [one.phases for one in ranks]
         self._usual = _median_rank(ranks)
         self._links = [fault for fault in faults if fault.phase == "network"]
         slowest = _slowest(self._phases)
-        exposed_s = max(0.0, self.step_s - slowest.compute_s)
+        exposed_s = max(0.0, self.now_s - slowest.compute_s)
         self._exposed: Exposed = exposed_beside(replace(slowest, network_s=exposed_s), sent)
 
-    def step_without_s(self, healed: Sequence[_Fault]) -> float:
+    def without_s(self, removed: Sequence[_Fault]) -> float:
         phases = list(self._phases)
-        for fault in healed:
+        for fault in removed:
             if fault.phase != "network":
                 field = f"{fault.phase}_s"
                 usual_s = self._usual.seconds(fault.phase)
                 phases[fault.rank] = replace(phases[fault.rank], **{field: usual_s})
         slowest = _slowest(phases)
-        return slowest.compute_s + self._exposed(slowest, self._links_without(healed))
+        return slowest.compute_s + self._exposed(slowest, self._links_without(removed))
 
-    def _links_without(self, healed: Sequence[_Fault]) -> float:
-        """Return how many times as long as now messages take, by the slowest link that is left."""
+    def _links_without(self, removed: Sequence[_Fault]) -> float:
+        """Return what messages take by the slowest link that is left, as a multiple of now."""
         before = max((fault.times_as_long for fault in self._links), default=1.0)
-        left = [fault.times_as_long for fault in self._links if fault not in healed]
+        left = [fault.times_as_long for fault in self._links if fault not in removed]
         return max(left, default=1.0) / before
 
 
 def _more(ranks: Sequence[Typical], length: Callable[[Phases], float]) -> list[list[float]]:
-    """Return by how much each rank takes longer than the median rank, part by part of the steps.
+    """Return by how much each rank takes longer than the median rank, for each part of the steps.
 
-    Parts are compared each by itself, so that what all ranks do at once, such as warming up, is no
+    Each part is compared by itself, so that what all ranks do at once, such as warming up, makes no
     difference.
     """
     parts = list(zip(*([length(part) for part in one.parts] for one in ranks), strict=True))
@@ -275,7 +275,7 @@ def _more(ranks: Sequence[Typical], length: Callable[[Phases], float]) -> list[l
 def _over_median(
     parts: Sequence[Sequence[float]], difference: Callable[[float, float], float]
 ) -> list[list[float]]:
-    """Return each rank's differences from the median rank, which is the lower one of two."""
+    """Return each rank's differences from the median rank; of two ranks the lower is the median."""
     compared = [[difference(own, median_low(part)) for own in part] for part in parts]
     return [list(of_rank) for of_rank in zip(*compared, strict=True)]
 
@@ -283,7 +283,7 @@ def _over_median(
 def _is_clear(
     more: Sequence[Sequence[float]], rank: int, least: float, *, error: float = 0.0
 ) -> bool:
-    """Return whether a rank takes longer in every part, and by more than noise would make it."""
+    """Return whether a rank takes longer in every part, and by more than noise explains."""
     own = more[rank]
     noise = max(_noise(own), median(map(_noise, more)), error)
     return min(own) > 0 and median(own) >= max(least, NOISES * noise)
@@ -312,7 +312,7 @@ def _medians(several: Sequence[Phases]) -> Phases:
 
 
 def _median_rank(ranks: Sequence[Typical]) -> Phases:
-    """Return the median rank's phases; of two ranks the lower one, so that it is the other."""
+    """Return the phases of a median rank; of two ranks each phase is the faster one's."""
     phases = [one.phases for one in ranks]
     return _each(lambda phase: median_low(one.seconds(phase) for one in phases))
 
@@ -322,5 +322,5 @@ def _slowest(phases: Sequence[Phases]) -> Phases:
 
 
 def _step_s(ranks: Sequence[Typical]) -> float:
-    """Return a step as all ranks see it, for it ends on all of them together."""
+    """Return what a step takes; all ranks see the same, for it ends on all of them together."""
     return median(median(part.step_s for part in one.parts) for one in ranks)

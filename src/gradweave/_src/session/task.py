@@ -8,13 +8,15 @@ from gradweave._src.compression import Compression
 from gradweave._src.planning.baselines import TORCH_BYTES, TORCH_FIRST_BYTES
 from gradweave._src.vocabulary import Passes
 
-# Beyond every warm-up.
+# What training begins with, as every text calls it.
+TORCHS_BUCKETS = "torch's own buckets"
+# A step beyond every warm-up.
 LAST_STEP = 1 << 60
 # The first step after a change allocates.
 SETTLING_STEPS = 1
-# Until all ranks have been told what came of the last ones.
+# So many steps pass until all ranks have been told what came of the timed ones.
 AGREEING_STEPS = 2
-# What planning may take: so many visits of plans, and this for recording and learning.
+# Planning may take so many visits of plans, and so many steps for recording and learning before.
 MOST_VISITS_OF_PLANS, STEPS_BEFORE_VISITS = 10, 25
 
 
@@ -30,12 +32,13 @@ class PlanningTask(Struct, frozen=True, kw_only=True):
     record_steps: int = 5
     trial_steps: int = 4  # 0: the prediction is trusted
     replan_when: float | None = None
-    watches_briefly: bool = False  # whether to plan again is asked in the first steps only
-    baseline: str = "torch's own buckets"  # what every plan is compared with, in words
-    baseline_caps_bytes: tuple[int, int] = (TORCH_FIRST_BYTES, TORCH_BYTES)  # the first's, others'
-    keeps_declared_order: bool = False  # of gradients, turned round
+    watches_briefly: bool = False  # only the first steps tell whether to plan again
+    baseline: str = TORCHS_BUCKETS  # what every plan is compared with, in words
+    # The cap of the first bucket, and of the others.
+    baseline_caps_bytes: tuple[int, int] = (TORCH_FIRST_BYTES, TORCH_BYTES)
+    keeps_declared_order: bool = False  # whether torch's buckets follow the order of declaration
     compression_at: Callable[[int], Compression] | None = None  # by training step
-    mixes_dense: bool = False  # buckets that are not thinned out with some that are
+    mixes_dense: bool = False  # some buckets may stay dense beside sparse ones
     is_whole_model: bool = False  # which travels as one sparse message, whatever that costs
 
     @property

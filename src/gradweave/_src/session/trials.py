@@ -1,8 +1,8 @@
 """Two plans are timed in turn in real training steps, and the faster one stays.
 
 A noisy machine makes steps fast or slow by chance, and for a while. So a challenger and the plan
-that it is to replace run in turn, and what counts are the differences between neighbours. A clear
-gain ends it at once, and where there is none the one that was there first stays.
+that it is to replace run in turn, and differences between neighbouring visits are what counts. A
+clear gain decides at once; without one the plan that was there first stays.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,16 @@ from msgspec.structs import replace
 
 from gradweave._src.session.candidates import Candidate
 
-# What is slower by more in each of its first two steps is dropped there and then.
+# A challenger that is slower by more than CLEARLY_WORSE in each of its first HOPELESS_AFTER_STEPS
+# steps is dropped at once.
 CLEARLY_WORSE = 0.15
-LEAST_STEPS = 2
-# A challenger that is faster by more in its first visit has won; one that is not was expected to
-# be, so it gets another. Of several visits a smaller difference is clear.
+HOPELESS_AFTER_STEPS = 2
+# A challenger wins at once if its first visit is faster by more than this; otherwise it gets
+# another visit. Of several visits a smaller difference is clear.
 CLEAR_AT_ONCE, CLEAR_IN_TURN = 0.06, 0.03
 # How often each of two close plans runs at most.
 MOST_VISITS = 3
-# A challenger must be faster by more in the end.
+# A challenger that is not faster by more than this in the end does not replace the champion.
 TRIAL_NOISE = 0.01
 
 
@@ -81,9 +82,9 @@ class Outcome(Enum):
 def outcome(
     challenger_s: Sequence[float], champion_s: Sequence[float], *, is_last: bool = False
 ) -> Outcome:
-    """Decide by median steps in the order of visits; the champion's came first, then by turns.
+    """Decide by the median step of each visit; the champion came first, then both in turn.
 
-    ``is_last`` says that nobody can run again. What was seen once must then be as clear as ever.
+    ``is_last`` says that neither can run again. A single visit must then be as clear as ever.
     """
     in_turn = [s for s in chain(*zip_longest(champion_s, challenger_s)) if s is not None]
     # As shares of a champion's step; negative where the challenger is faster.
@@ -91,7 +92,8 @@ def outcome(
         (after_s / before_s - 1) * (1 if number % 2 == 0 else -1)
         for number, (before_s, after_s) in enumerate(pairwise(in_turn))
     ]
-    # A machine that changes its speed once makes one outlier; and nobody wins who took longer.
+    # A machine that changes its speed once makes one outlier, which the median leaves out. The
+    # means keep a challenger from winning that took longer in all.
     both = (median(differences), mean(challenger_s) / mean(champion_s) - 1)
     is_only = len(challenger_s) == 1
     if is_only:

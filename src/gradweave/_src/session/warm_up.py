@@ -22,9 +22,9 @@ from gradweave._src.session.task import LAST_STEP
 def warm_up(
     known: Knowledge, network: Network, compression_at: Callable[[int], Compression]
 ) -> Generator[Command, Any, Network]:
-    """Return the prices for the last density when it has come.
+    """Use the best plan for each density, and return the prices for the last one.
 
-    What is tried before would be chosen for messages that are many times as large.
+    No plan is tried before the last density: it would be chosen for messages many times as large.
     """
     taken: StepsTaken = yield TakeSteps(0)
     while True:

@@ -42,7 +42,7 @@ def simulate_classes(stages: Sequence[Stage], links: Links, *, ranks: int, nbyte
 
 
 def classes_of(links: Links, factors: Sequence[int], axes: Sequence[Axis]) -> list[int]:
-    """Return how many places along each axis differ: those behind are like the first ones.
+    """Return how many places along each axis differ; those behind them are like the first ones.
 
     The network has boundaries between groups of so many neighbouring ranks. Those that lie within
     an axis make its places differ up to the outermost of them.
@@ -108,12 +108,12 @@ class _Classes:
         self.has_s = parts_s.ready(np.array([0])) if alike.add else everything_s
 
     def _along(self, axis: Axis, ahead: int) -> IntArray:
-        """Return for each class that of the rank so many places ahead."""
+        """Return for each class the class of the rank so many places ahead."""
         number = np.arange(prod(self.shape)).reshape(self.shape)
         return np.roll(number, -ahead, axis=self.axes.index(axis)).ravel()
 
     def _of_classes(self, axis: Axis, by_place: FloatArray) -> FloatArray:
-        """Return for each class what depends on the place along an axis only."""
+        """Return for each class what is given for each place along an axis."""
         along = self.axes.index(axis)
         shape = [1] * len(self.shape)
         shape[along] = self.shape[along]
@@ -128,7 +128,7 @@ class _Parts:
 
     def __init__(self, alike: Alike, has_s: FloatArray) -> None:
         self._alike = alike
-        # Whoever is to add has all parts; whoever is to gather has its own.
+        # A rank that is to add begins with all parts, one that is to gather with its own.
         self._at_first_s = has_s
         self._s: dict[int, FloatArray] = {} if alike.add else {0: has_s}
 
@@ -140,7 +140,7 @@ class _Parts:
         return np.asarray(np.maximum.reduce(list(different)))
 
     def receive(self, parts: IntArray, at_s: FloatArray) -> None:
-        """Note when parts came; a rank that adds needs its own before it has them."""
+        """Note when parts came; a rank that adds has a sum when its own part is there, too."""
         added: dict[int, FloatArray] = {}
         for part in parts.tolist():
             if not self._alike.add:

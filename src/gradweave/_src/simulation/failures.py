@@ -24,7 +24,7 @@ class Failures(Struct, frozen=True, kw_only=True):
 
     rank_mtbf_s: float  # mean time between failures of one rank
     restart_s: float = 0.0  # until all ranks train again from a checkpoint
-    checkpoint_s: float = 0.0  # while which nobody trains
+    checkpoint_s: float = 0.0  # in which nobody trains
 
     def __post_init__(self) -> None:
         require_positive(self, "rank_mtbf_s")
@@ -38,7 +38,7 @@ class Survival(Struct, frozen=True, kw_only=True):
     """What failures leave of a training of so many workers."""
 
     job_mtbf_s: float
-    interval_s: float  # of training between two checkpoints, the best there is
+    interval_s: float  # of training between two checkpoints, when it is best
     young_interval_s: float
     goodput: float  # the share of the time in which training gets on
 

@@ -6,13 +6,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from gradweave._src.checks import require_kind
-from gradweave._src.compression import Compression
 from gradweave._src.costs.cost import FloatArray
 from gradweave._src.network import Network
 from gradweave._src.plan import Bucket, Plan
 from gradweave._src.planning import OPERATIONS, priced_share
 from gradweave._src.timeline import Span, Timeline
 from gradweave._src.trace import Trace
+from gradweave._src.travel import Travel
 from gradweave._src.vocabulary import Operation
 
 
@@ -108,7 +108,7 @@ def _copied_out(
 ) -> Iterator[Span]:
     """Yield the copies out of buckets, one after the other.
 
-    Each begins when backward is over, the bucket's last phase is, and the bucket before it is out.
+    Each begins when backward and the bucket's last phase are over and the one before it is out.
     """
     arrived = {message.tensors: message for message in messages}
     now_s = backward_end_s
@@ -175,14 +175,8 @@ def _gathers(
         by = bucket.collective
         leave_s = free_s + network.seconds(operation, by, nbytes=nbytes[number], workers=workers)
         latency_s = network.latency_s(by, workers=workers, operation=operation)
-        yield Span(
-            lane="communication",
-            label=f"{operation} {number + 1}",
-            start_s=free_s,
-            end_s=leave_s + latency_s,
-            tensors=bucket.tensors,
-            nbytes=int(nbytes[number]),
-        )
+        label, end_s = f"{operation} {number + 1}", leave_s + latency_s
+        yield _message_span(bucket, label, start_s=free_s, end_s=end_s, nbytes=int(nbytes[number]))
         free_s = leave_s
 
 
@@ -196,46 +190,66 @@ def _messages(
     operation: Operation,
     idle: Network,
 ) -> Iterator[Span]:
-    """Yield gradients' messages; backward begins at ``begin_s``, and ``idle`` prices follow it."""
+    """Yield gradients' messages.
+
+    Backward begins at ``begin_s``; once it is over, messages cost what ``idle`` says.
+    """
     if workers == 1:
         return
     free_s, computed_s = begin_s, begin_s + trace.backward_s
     nbytes = plan.bucket_bytes(trace)
     last_tensors = np.cumsum(plan.lengths) - 1
-    ways = {way: nbytes * priced_share(trace, way[1]) for way in set(map(_way, plan.buckets))}
+    priced_bytes = {
+        travel: nbytes * priced_share(trace, travel.compression)
+        for travel in {bucket.travel for bucket in plan.buckets}
+    }
 
-    def prices_on(known: Network) -> dict[Way, list[tuple[str, FloatArray]]]:
-        return {way: _priced(known, operation, way, workers, sent) for way, sent in ways.items()}
+    def prices_on(known: Network) -> dict[Travel, list[tuple[str, FloatArray]]]:
+        return {
+            travel: _priced(known, operation, travel, workers, sizes)
+            for travel, sizes in priced_bytes.items()
+        }
 
     price = prices_on(network)
     idle_price = price if idle is network else prices_on(idle)
     latency_of_s = {
-        (by, compression): network.latency_s(
-            by, workers=workers, operation=operation, compression=compression
+        travel: network.latency_s(
+            travel.collective,
+            workers=workers,
+            operation=operation,
+            compression=travel.compression,
         )
-        for by, compression in price
+        for travel in price
     }
     for number, bucket in enumerate(plan.buckets):
         last = trace.tensors[last_tensors[number]] if plan.overlap else trace.tensors[-1]
         free_s = max(free_s, begin_s + last.ready_s)
-        phases = price[_way(bucket)]
-        for (phase, seconds), (_, idle_s) in zip(phases, idle_price[_way(bucket)], strict=True):
+        travel = bucket.travel
+        phases = price[travel]
+        for (phase, seconds), (_, idle_s) in zip(phases, idle_price[travel], strict=True):
             leave_s = _left_s(free_s, float(seconds[number]), computed_s, float(idle_s[number]))
             is_last = phase == phases[-1][0]
-            latency_s = latency_of_s[_way(bucket)] if is_last else 0.0
-            yield Span(
-                lane="communication",
-                label=f"{phase} {number + 1}",
-                start_s=free_s,
-                end_s=leave_s + latency_s,
-                tensors=bucket.tensors,
-                nbytes=int(nbytes[number]),
+            latency_s = latency_of_s[travel] if is_last else 0.0
+            label, end_s = f"{phase} {number + 1}", leave_s + latency_s
+            yield _message_span(
+                bucket, label, start_s=free_s, end_s=end_s, nbytes=int(nbytes[number])
             )
             free_s = leave_s
 
 
+def _message_span(bucket: Bucket, label: str, *, start_s: float, end_s: float, nbytes: int) -> Span:
+    return Span(
+        lane="communication",
+        label=label,
+        start_s=start_s,
+        end_s=end_s,
+        tensors=bucket.tensors,
+        nbytes=nbytes,
+    )
+
+
 def _left_s(start_s: float, busy_s: float, computed_s: float, idle_s: float) -> float:
-    """Return when a message has left whose price changes where computing is over."""
+    """Return when a message has left; its price changes when computing is over."""
     if busy_s == idle_s or start_s + busy_s <= computed_s:
         return start_s + busy_s
     if start_s >= computed_s:
@@ -244,18 +258,11 @@ def _left_s(start_s: float, busy_s: float, computed_s: float, idle_s: float) -> 
     return computed_s + missing * idle_s
 
 
-Way = tuple[str, Compression | None]
-
-
-def _way(bucket: Bucket) -> Way:
-    return bucket.collective, bucket.compression
-
-
 def _priced(
-    network: Network, operation: Operation, way: Way, workers: int, nbytes: FloatArray
+    network: Network, operation: Operation, travel: Travel, workers: int, nbytes: FloatArray
 ) -> list[tuple[str, FloatArray]]:
-    """Return each phase of a message sent this way, and what it would cost every bucket."""
-    collective, compression = way
+    """Return each phase of a message that travels so, and what it would cost every bucket."""
+    collective, compression = travel
     if operation != "all-reduce":
         cost = network.cost(operation, collective, workers=workers)
         return [(operation, cost.seconds(nbytes))]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gradweave._src.checks import require_not_negative
 from gradweave._src.trace import Trace
 
-# So that memory does not grow with them.
+# Workers are drawn in parts of this size, so that memory does not grow with their number.
 WORKERS_AT_ONCE = 1024
 
 
@@ -35,7 +35,7 @@ def slowest(trace: Trace, jitter: Jitter, *, workers: int, random: np.random.Gen
     is_straggler = np.zeros(workers, dtype=bool)
     is_straggler[random.permutation(workers)[: jitter.stragglers]] = True
     if jitter.spread == 0:
-        is_straggler = np.unique(is_straggler)  # all others, and all of these, are alike
+        is_straggler = np.unique(is_straggler)  # all stragglers are alike, and so are all others
     forward_s = np.array([tensor.forward_s for tensor in reversed(trace.tensors)])
     parts_s = np.concatenate([forward_s, np.diff(trace.ready_s, prepend=0.0)])
     variance = np.log1p(jitter.spread**2)

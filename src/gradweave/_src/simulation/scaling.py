@@ -55,7 +55,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     planner: str
     collective: str
     compression: str | None
-    bytes_per_element: int | None  # None: tensors differ
+    bytes_per_element: int | None  # None where tensors differ
     compute_s: float  # of a worker that waits for nobody
     communication_s: float
     iteration_s: float
@@ -66,8 +66,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     speedup: float
     samples_per_s: float
     messages: int
-    extrapolated_from_bytes: int | None  # where the largest message leaves the measured curve
-    survival: Survival | None = None  # what failures leave of that, where they were asked about
+    extrapolated_from_bytes: int | None  # the end of the measured curve, where messages are larger
+    survival: Survival | None = None  # what failures leave of it, where that was asked for
 
 
 class Simulated(Struct, frozen=True, kw_only=True):

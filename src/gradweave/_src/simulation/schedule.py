@@ -5,8 +5,8 @@ goes from one rank to another in a round is one message, which waits for all its
 the latency of the outermost tier it crosses, and then as long as the most loaded link on its way
 needs for all that crosses that link in this round, in this direction: flows that share a link share
 its bandwidth. (Transfers of different rounds wait for each other at ports, not at uplinks.) Links
-are full duplex. A rank adds what it has received before it receives more, and what several bring in
-one round one after the other: the papers count the time to add so.
+are full duplex. A rank adds what it has received before it receives more, and adds what several
+ranks send it in one round one after the other, as the papers count it.
 """
 
 from math import prod
@@ -119,7 +119,7 @@ def _sources_ready_s(ready_s: FloatArray, one: Round) -> FloatArray:
 
 def _mark_ready(ready_s: FloatArray, one: Round, at_s: FloatArray) -> None:
     if (one.last - one.first == 1).all():
-        # By one index instead of two, for which numpy is several times as fast.
+        # numpy is several times as fast with one index as with two.
         np.maximum.at(ready_s.reshape(-1), one.target * ready_s.shape[1] + one.first, at_s)
         return
     for target, first, last, ready in zip(one.target, one.first, one.last, at_s, strict=True):

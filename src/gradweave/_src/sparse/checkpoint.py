@@ -1,8 +1,8 @@
 """States of sparsified training in a folder, one file for each rank.
 
 ``torch.load(weights_only=True)`` reads them: numbers, texts and tensors. torch writes a checksum of
-each part of a file and looks at none of them, so we do, before it reads: a bit that a disk has
-turned round would otherwise be another gradient.
+each part of a file but never compares one, so we do before it reads: otherwise a bit that a disk
+has flipped would become another gradient.
 """
 
 import logging
@@ -52,7 +52,8 @@ def save(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
         try:
             torch.save(dict(state), file)
         except RuntimeError as error:
-            # Of a full disk torch's writer only knows that it is not where it should be.
+            # torch's writer tells of a full disk only that its position is wrong; the context has
+            # the cause.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
@@ -143,7 +144,7 @@ def _unpacked(path: Path) -> Any:
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise  # the file may be whole
-        # What was cut or changed can fail anywhere in torch's reader, and in any way.
+        # torch's reader can fail anywhere, and in any way, on a file that was cut or changed.
         said = printable(str(error).partition("\n")[0])
         raise FormatError(f"{path}: not a file that torch.save wrote whole: {said}") from None
 

@@ -18,7 +18,7 @@ def places_below(elements: Iterable[int], below: int) -> list[slice]:
 
 
 def take_out(flat: torch.Tensor, places: Sequence[slice]) -> torch.Tensor:
-    """Return what lies there, one behind the other, ready to be summed, and leave zeros."""
+    """Return the elements there, one behind the other, ready to be summed, and leave zeros."""
     taken = torch.cat([flat[place] for place in places] or [flat[:0]])
     for place in places:
         flat[place] = 0

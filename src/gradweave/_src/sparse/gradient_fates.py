@@ -24,18 +24,18 @@ class Fate(IntEnum):
 class GradientFates:
     """Watches what becomes of the gradients of these parameters.
 
-    A hook of each parameter runs before its gradient is written, so the first one of a backward
-    pass, synchronised or not, sees all gradients as the user has left them: no matter where
-    ``zero_grad`` was called, and though the first bucket is full only when gradients have been
-    added to what was there. A gradient of zeros, which sparsified ones often are, has been zeroed
-    if it has also been written to since the pass.
+    A hook of each parameter runs before its gradient is written. So the first one of a backward
+    pass, synchronised or not, sees all gradients as the user has left them, wherever ``zero_grad``
+    was called; when the first bucket is full, gradients have been added to what was there. A
+    gradient of zeros, which sparsified ones often are, has been zeroed if it has also been written
+    to since the pass.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = dict(parameters)
         self._steps = OptimizerSteps(self._parameters.values())
         self._decided: dict[str, Fate] = dict.fromkeys(parameters, Fate.APPLIED)
-        self._left: dict[str, tuple[int, int]] = {}  # gradients, by the last pass
+        self._left: dict[str, tuple[int, int]] = {}  # marks of gradients as the last pass left them
         self._pass: weakref.ref[_Pass] | None = None
         self._callbacks: list[Callable[[], object]] = []
         hook = partial(_begin, weakref.ref(self))
@@ -68,7 +68,7 @@ class GradientFates:
         return fates
 
     def forget(self) -> None:
-        """Forget the last pass: there is none whose gradients matter."""
+        """Forget the last pass, so that the gradients of none matter."""
         self._decided = dict.fromkeys(self._parameters, Fate.APPLIED)
 
     def begin_pass(self) -> None:
@@ -122,7 +122,7 @@ class _Pass:
         self._at_end, self._rounds_left = at_end, 2
 
     def __call__(self) -> None:
-        """Act a round late: torch's wrapper writes gradients first, we what it leaves out."""
+        """Act a round later: first torch's wrapper writes gradients, then we what it leaves out."""
         if self._rounds_left:
             self._rounds_left -= 1
             when_backward_ends(self)
@@ -134,8 +134,8 @@ class _Pass:
 def _zeroed(gradients: Mapping[str, torch.Tensor]) -> list[str]:
     """Return the names of those that are all zeros.
 
-    Whoever zeroes gradients in place without a step of an optimizer lets the host wait for an
-    accelerator here: once for all of them.
+    Where gradients are zeroed in place without a step of an optimizer, the host waits for an
+    accelerator here, once for all of them.
     """
     by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
     for name, gradient in gradients.items():

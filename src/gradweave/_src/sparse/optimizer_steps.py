@@ -10,12 +10,13 @@ from gradweave._src.step_hooks import watch_steps
 
 
 class OptimizerSteps:
-    """Watches with which parameters steps were taken; fused optimizers change them without a trace.
+    """Watches with which parameters an optimizer has taken steps.
 
-    So steps of torch's optimizers are watched. Somebody else may take steps with the parameters
-    that none of them has held so far: with all of these, when values of any change, for a step
-    changes nothing where a gradient is zero. Values are compared with a copy, because torch does
-    not count changes through ``parameter.data``.
+    Steps of torch's optimizers are watched, because fused ones change parameters without a trace.
+    Parameters that no such optimizer has held so far may be stepped by something else: once the
+    value of one of them changes, all of them count as stepped, for a step changes nothing where a
+    gradient is zero. Values are compared with a copy, because torch does not count changes through
+    ``parameter.data``.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:

@@ -3,7 +3,7 @@
 A step begins with ``begin`` for every bucket, writes what the state will be into ``pending``, and
 is committed or rolled back before the next one begins. Rolled back, everything is bit for bit as
 before, because ``kept`` has not been touched: that takes twice the memory, and no time. Only where
-several passes add up before a step of the optimizer, what was before the first is copied.
+several passes add up to one step of the optimizer, the state before the first is copied.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ class Flat:
     names: tuple[str, ...]
     kept: torch.Tensor  # after the last committed step
     pending: torch.Tensor  # after this one, if it is committed
-    finite: bool = True  # False: whatever is pending must be forgotten
+    finite: bool = True  # where False, ``pending`` must be forgotten
 
 
 def places_of(elements: Mapping[str, int]) -> dict[str, slice]:
@@ -38,7 +38,7 @@ def places_of(elements: Mapping[str, int]) -> dict[str, slice]:
 
 
 def without(flat: Flat, places: Sequence[slice]) -> Flat:
-    """Return it as if nothing had been kept in these places; what is pending is shared."""
+    """Return the state as if nothing had been kept in these places; ``pending`` is shared."""
     if not places:
         return flat
     kept = flat.kept.clone()
@@ -63,7 +63,7 @@ class _Layout:
     @classmethod
     def of(cls, parameter: torch.Tensor) -> Self:
         like = torch.empty_like(parameter, device="meta")
-        if like.stride() != parameter.stride():  # with gaps, which a bucket has not
+        if like.stride() != parameter.stride():  # its memory has gaps, a bucket's has none
             like = torch.empty(parameter.shape, device="meta")
         return cls(tuple(parameter.shape), like.stride())
 
@@ -105,7 +105,7 @@ class Carried:
         flat = self._flats.get(names[0]) if names else None
         if flat is None or flat.names != tuple(names):
             flat = self._lay_out(tuple(names))
-        # It may have been made on another stream than the one that sends: by a checkpoint, say.
+        # Its memory may come from another stream than the one that sends: from a checkpoint's, say.
         for memory in (flat.kept, flat.pending):
             keep_for_current(memory, Order.RESIDUALS_KEPT)
         flat.finite = True
@@ -178,9 +178,9 @@ class Carried:
     def state_dict(self, *, discarded: Collection[str] | None = None) -> dict[str, Any]:
         """Return the scale, and tensors of the parameters' shapes, whatever their layout.
 
-        It has all parameters, also before the first step: a template is filled where it has places.
-        Of an open step somebody must say for which parameters it will be rolled back
-        (``discarded``); for the others it will be committed. Here it stays open.
+        It has all parameters, also before the first step, because a template is filled only where
+        it has places. For ``discarded`` parameters an open step will be rolled back, for others it
+        will be committed; here it stays open.
         """
         if discarded is None:
             self._require_settled()

@@ -17,7 +17,7 @@ class Sparse:
     ``GTopK`` and ``TopK`` say what each field means.
     """
 
-    _exchanges: ClassVar[str]  # how the names of those begin that have this result
+    _exchanges: ClassVar[str]  # how the names of exchanges with this result begin
 
     density: float | Densities = field(kw_only=False)
     exchange: ExchangeName

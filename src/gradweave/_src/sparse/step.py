@@ -17,7 +17,7 @@ from gradweave._src.sparse.warmup import MomentumCorrection, clip_local_norm, lo
 
 
 class _Outcome(NamedTuple):
-    """What becomes of a bucket when its exchange is over: at these indices these values."""
+    """What a bucket becomes when its exchange is over: these values at these indices."""
 
     applied: torch.Tensor
     averages: torch.Tensor
@@ -96,7 +96,7 @@ class Sparsifier:
         for place in held_back:
             candidates[place] = 0
         own = take_out(candidates, places)
-        # The small ones travel while the others are selected from: zeros in their place are not.
+        # Small parameters travel meanwhile; with zeros in their places they are not selected.
         sent_whole = own.clone()
         left_out = [*held_back]
         if dense:
@@ -152,8 +152,8 @@ class Sparsifier:
     def commit(self, *, discarded: Collection[str] = (), waiting: Collection[str] = ()) -> bool:
         """Keep what the step leaves; False where it was not finite, and has been rolled back.
 
-        It is rolled back, too, for parameters whose gradients were ``discarded``. With those that
-        are ``waiting`` for the optimizer, what was before can still be rolled back to.
+        It is rolled back, too, for parameters whose gradients were ``discarded``. Parameters that
+        are ``waiting`` for the optimizer can still be rolled back to the state before.
         """
         finite = self.residuals.commit(discarded=discarded, waiting=waiting)
         if self.momentum and finite:

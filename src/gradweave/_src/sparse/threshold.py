@@ -56,7 +56,7 @@ class _Floor:
     """How a floor is guessed, and how many elements above it there is room for."""
 
     stride: int
-    above: int  # of the sample
+    above: int  # so many of the sample reach the floor
     room: int
 
     @classmethod
@@ -123,7 +123,7 @@ def _choose_above(floor: _Floor, magnitudes: torch.Tensor, k: int) -> _Chosen:
     running = _running_count(magnitudes >= sample[floor.above - 1])
     count = running[-1]
     ordinals = _ordinals(floor.room, running)
-    # Beyond the last there are none; whatever is there then does not count.
+    # Ordinals beyond the count have no place; what they find is not looked at.
     places = torch.searchsorted(running, ordinals).clamp_(max=len(magnitudes) - 1)
     candidates = torch.where(ordinals <= count, magnitudes[places], -1)
     is_right = (count >= k) & (count <= floor.room)

@@ -25,10 +25,11 @@ from gradweave._src.torch_internals import HOST
 
 BASELINE = "torch-topk"
 
-# Of a selection that is timed in passing: beyond the caches, and over soon.
+# So many elements are selected from when that is timed in passing: more than caches hold, and over
+# soon.
 MOST_TIMED = 1 << 20
 TIMES = 3
-# Elements of a bucket that takes no time to select from, and of a message whose bytes do.
+# Elements of a bucket from which selecting takes no time, and of a message whose bytes take some.
 LEAST_PROBED = 64
 EXCHANGED = 1 << 14
 NOT_CLIPPED = 1e30
@@ -95,12 +96,12 @@ def selection_s_per_element(
 ) -> float:
     """Time selecting, and what comes before it, for gradients like ``like``: some milliseconds.
 
-    Making the zeros into which a bucket's result is written is in it: there are as many.
+    It includes making the zeros into which a bucket's result is written: there are as many.
     """
     numel = max(1, min(numel, MOST_TIMED))
     kind = carried_type(like.dtype)
     kept, pending = (torch.zeros(numel, dtype=kind, device=like.device) for _ in range(2))
-    own = torch.Generator(HOST).manual_seed(0)  # training goes on drawing from torch's
+    own = torch.Generator(HOST).manual_seed(0)  # training goes on drawing from torch's own
     gradient = torch.randn(numel, generator=own, device=HOST).to(like.device, like.dtype)
     applied = torch.empty_like(gradient)
     k, method = elements_kept(numel, density), settings.selection or default_selection(like.device)

@@ -28,9 +28,9 @@ class _Known(NamedTuple):
     """What a rank knows when a step begins."""
 
     scale: Callable[[], float]  # of an accelerator: waits until its copy has arrived
-    is_idle: bool  # and so does not know it
+    is_idle: bool  # has run out of data, and does not know the scale
     fates: Mapping[str, Fate]  # of the gradients of the step before, by parameter
-    was_idle: bool  # in the step before, and so does not know them
+    was_idle: bool  # had run out in the step before, and does not know fates
 
 
 class _Settled(NamedTuple):
@@ -79,7 +79,7 @@ class SparseTraining:
             dense_below=settings.dense_below,
         )
         self.settings, self.group = settings, group
-        self.step = 0  # that has begun last, from 1 on
+        self.step = 0  # the one that has begun last, counted from 1
         self._parameters, self._grad_scaler = parameters, grad_scaler
         self._names = {parameter: name for name, parameter in parameters.items()}
         self.fates = GradientFates(parameters)
@@ -157,7 +157,7 @@ class SparseTraining:
         self.sparsifier.follow_scale(agreed.scale)
 
     def _agreed(self, known: _Known, mine: _Settled) -> _Settled:
-        """Return what ranks that still have data know; a scaler elsewhere is not up to date."""
+        """Return what ranks that still have data know; scalers of others are not up to date."""
         if self._grad_scaler is None and not self.may_be_idle():
             return mine
         said = [-torch.inf] * 4
@@ -184,7 +184,7 @@ class SparseTraining:
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state after the optimizer's step: plain numbers, texts and tensors.
 
-        Gradients that are still there count as applied: whoever asks too early has them.
+        Gradients that are still there count as applied, also if the optimizer has yet to use them.
         """
         fates = self.fates.now()
         is_skipped = not self._was_taken(fates, self._scale())
@@ -199,7 +199,7 @@ class SparseTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state between two steps, on every rank. What one cannot load, none does."""
+        """Take over a state between two steps, on every rank. If one rank cannot, none does."""
         self._agree_on(state)
         self.sparsifier.rollback()
         self.sparsifier.load_state_dict(state)
@@ -259,7 +259,7 @@ class SparseTraining:
         if self._grad_scaler is None or device == HOST:
             scale = self._scale()
             return lambda: scale
-        # Where scalers keep it is torch's business; what they multiply by is theirs to say.
+        # Where scalers keep it is private to torch, so it is read from what they make of a one.
         scaled_one: torch.Tensor = self._grad_scaler.scale(torch.ones((), device=device))
         copy = HostCopy(scaled_one)
         return lambda: float(copy.read())

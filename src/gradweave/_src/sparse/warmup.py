@@ -93,8 +93,8 @@ def local_norm_limit(limit: float, *, ranks: int, share: float) -> float:
     """Return the norm to which one rank is clipped so that the mean over ranks keeps to ``limit``.
 
     The mean of P gradients of one length that have nothing to do with each other is sqrt(P) times
-    shorter. Of a limit for the whole model, a bucket with a share of its elements gets sqrt(share):
-    squares add up to the limit's, however parameters are put into buckets.
+    shorter. A bucket with a share of the model's elements gets sqrt(share) of the model's limit, so
+    that squares add up to the limit's, however parameters are put into buckets.
     """
     return limit * sqrt(ranks * share)
 

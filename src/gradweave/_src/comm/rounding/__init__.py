@@ -1,4 +1,4 @@
-"""What float32 numbers are rounded to while they travel. A new one is a class and a line here."""
+"""What float32 numbers are rounded to on the wire. A new format is a class and a line here."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -15,7 +15,7 @@ __all__ = ["WIRE_FORMATS", "WireFormat"]
 class WireFormat(Protocol):
     """Turns flat float32 values into bytes and back; the same bits on every machine.
 
-    A message has whole words of 4 bytes, so that messages in a row are aligned.
+    A message consists of whole words of 4 bytes, so that messages in a row are aligned.
     """
 
     def nbytes(self, elements: int) -> int: ...

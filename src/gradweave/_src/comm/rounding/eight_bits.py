@@ -1,8 +1,8 @@
 """Rounded to 8 bits: integers from -127 to 127, and a float32 scale for every 256 of them.
 
-A message is its scales, then its integers. Numbers whose largest is not finite get a scale that is
-NaN, so that a loss scaler sees on every rank what one rank has. Numbers that are all but zero are
-sent as zero.
+A message is its scales, then its integers. Where the largest of 256 numbers is not finite, their
+scale is NaN, so that a loss scaler sees on every rank what one rank has. Where it is below 1e-36,
+all of them are sent as zero.
 """
 
 import logging
@@ -20,7 +20,7 @@ from gradweave._src.torch_internals import HOST
 logger = logging.getLogger(__name__)
 
 LARGEST = 127.0
-# Below this 127 times the reciprocal would not be finite.
+# For smaller numbers, 127 times the reciprocal would not be finite.
 SMALLEST = 1e-36
 WORD_BYTES = 4
 
@@ -87,7 +87,7 @@ def _parts(message: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Te
 
 @lru_cache(maxsize=8)
 def _kernels(device_type: str) -> Any:
-    """Import the compiled loops when first needed: it takes half a second. None without numba."""
+    """Import the compiled loops when first needed, in half a second; return None without numba."""
     if device_type != "cpu":
         return None
     why = "pip install 'gradweave[sparse]'"
@@ -113,7 +113,7 @@ def _numbers(scales: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
 
 
 def compile_kernels() -> None:
-    """Compile the loops, or load them from the cache: seconds, better before the first step."""
+    """Compile the loops, or load them from the cache, in seconds; call it before the first step."""
     form, values = EightBits(), torch.zeros(1, device=HOST)
     message = torch.empty(form.nbytes(1), dtype=torch.uint8, device=HOST)
     for dropped in (None, torch.zeros_like(values)):

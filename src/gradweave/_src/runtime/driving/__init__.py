@@ -1,0 +1,1 @@
+"""Planning, carried out on one rank of many while the model trains."""

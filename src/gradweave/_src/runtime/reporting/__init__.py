@@ -1,0 +1,1 @@
+"""What wrappers tell of their training: times, findings, and the run that is saved."""
