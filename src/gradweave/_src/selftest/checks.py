@@ -32,6 +32,10 @@ SETTLED_STEPS = 5
 SPARSE_STEPS, DENSITY = 6, 0.05
 # Sums in another order are rounded in another way.
 LARGEST_DIFFERENCE = 1e-5
+# Weights are up to 0.2; rounding to 8 bits moves them by a hundredth of this.
+LARGEST_ROUNDED_DIFFERENCE = 1e-3
+# What was averaged over ranks that are no power of two is whole again but for this.
+LARGEST_ERROR_OF_SUMS = 0.1
 
 
 class Skipped(Exception):
@@ -63,17 +67,36 @@ def equals_torch(place: Place, *, wrap: Wrapper, passes: int = 1) -> str:
     ours = place.training(wrap(small_model(place.device)), passes=passes)
     ours.settle()
     ours.run(SETTLED_STEPS)
-    torchs = place.training(TorchDDP(small_model(place.device), **TORCH_OPTIONS), passes=passes)
-    torchs.run(ours.steps)
-    difference = max(
-        float((mine - theirs).abs().max())
-        for mine, theirs in zip(ours.weights(), torchs.weights(), strict=True)
-    )
+    difference = _difference_from_torchs(place, ours, passes=passes)
     assert difference <= LARGEST_DIFFERENCE, (
         f"weights differ from those of torch's wrapper by {difference:g} after {ours.steps} steps"
     )
     how = "the same bits" if difference == 0 else f"within {difference:.1g}"
     return f"weights as with torch's wrapper, {how}, after {ours.steps} steps"
+
+
+def _difference_from_torchs(place: Place, ours: Training, *, passes: int = 1) -> float:
+    """Return the largest difference of a weight from torch's after as many steps."""
+    torchs = place.training(TorchDDP(small_model(place.device), **TORCH_OPTIONS), passes=passes)
+    torchs.run(ours.steps)
+    return max(
+        float((mine - theirs).abs().max())
+        for mine, theirs in zip(ours.weights(), torchs.weights(), strict=True)
+    )
+
+
+def rounds_alike(place: Place) -> str:
+    """Check that all ranks end with the same bits where gradients travel in 8 bits."""
+    ours = place.training(_reducing(small_model(place.device), precision="int8"))
+    ours.settle()
+    ours.run(SETTLED_STEPS)
+    _require_same(place, torch.cat([weight.flatten() for weight in ours.weights()]))
+    difference = _difference_from_torchs(place, ours)
+    assert difference > 0, "nothing was rounded"
+    assert difference <= LARGEST_ROUNDED_DIFFERENCE, (
+        f"weights differ from those without rounding by {difference:g} after {ours.steps} steps"
+    )
+    return f"the same bits on all ranks after {ours.steps} steps, within {difference:.1g} of exact"
 
 
 def carries_out_plan(place: Place) -> str:
@@ -113,11 +136,10 @@ def keeps_all_gradients(place: Place) -> str:
         (wrapped(inputs.to(place.device)) @ factors.to(place.device)).sum().backward()
         optimizer.step()
     kept = wrapped.sparse_state_dict()["residuals"]["values"]["weight"].cpu()
-    applied = -model.weight.detach().cpu() * place.group.size()
-    lowest, highest = applied.clone(), applied.clone()
-    _reduce(place, lowest, dist.ReduceOp.MIN)
-    _reduce(place, highest, dist.ReduceOp.MAX)
-    assert torch.equal(lowest, highest), "ranks have applied different gradients"
+    sums = -model.weight.detach().cpu() * place.group.size()
+    _require_same(place, sums)
+    applied = sums.round()
+    assert float((sums - applied).abs().max()) <= LARGEST_ERROR_OF_SUMS, "sums are not whole"
     total = torch.stack([produced, kept])
     _reduce(place, total, dist.ReduceOp.SUM)
     missing = float((total[0] - total[1] - applied).abs().max())
@@ -198,6 +220,13 @@ def _reduce(place: Place, tensor: torch.Tensor, operation: Any) -> None:
     dist.all_reduce(tensor, operation, group=place.beside)
 
 
+def _require_same(place: Place, applied: torch.Tensor) -> None:
+    lowest, highest = applied.clone(), applied.clone()
+    _reduce(place, lowest, dist.ReduceOp.MIN)
+    _reduce(place, highest, dist.ReduceOp.MAX)
+    assert torch.equal(lowest, highest), "ranks have applied different gradients"
+
+
 def _reducing(module: nn.Module, **options: Any) -> DistributedDataParallel:
     return DistributedDataParallel(module, **QUICK, **TORCH_OPTIONS, **options)
 
@@ -213,6 +242,7 @@ CHECKS: Mapping[str, Check] = {
     "equal to torch, both passes": partial(equals_torch, wrap=_sharding),
     "equal to torch, both passes, three at a time": partial(equals_torch, wrap=_sharding, passes=3),
     "plan carried out": carries_out_plan,
+    "8 bits": rounds_alike,
     "gTop-k loses nothing": keeps_all_gradients,
     "timeline": partial(has_consistent_timeline, wrap=partial(_reducing, timeline=True)),
     "timeline, both passes": partial(
