@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -120,22 +121,27 @@ def test_imports_follow_the_arrow():
                 assert depth[used] > depth[part], f"{file} imports {used}"
 
 
-# The packages that the wrappers are put together from, from left to right as above.
-OF_RUNTIME = [{"reducer", "flat"}, {"reporting"}, {"driving"}, {"wrapping"}]
+# The wrappers and the packages that they are put together from, from left to right as above.
+OF_RUNTIME = [
+    {"ddp", "sharded", "bsp"},
+    {"reducer", "flat"},
+    {"reporting"},
+    {"driving"},
+    {"wrapping"},
+]
 
 
 def test_the_wrappers_parts_follow_an_arrow_of_their_own():
     runtime = PACKAGE / "runtime"
-    depth = {part: place for place, layer in enumerate(OF_RUNTIME, 1) for part in layer}
-    assert set(depth) == {folder.name for folder in runtime.iterdir() if folder.is_dir()} - {
-        "__pycache__"
-    }
-    for file in runtime.rglob("*.py"):
-        part = file.relative_to(runtime).parts[0]
+    depth = {part: place for place, layer in enumerate(OF_RUNTIME) for part in layer}
+    files = [file for file in runtime.rglob("*.py") if file.parent != runtime or file.stem in depth]
+    part_of = {file: file.relative_to(runtime).parts[0].removesuffix(".py") for file in files}
+    assert set(part_of.values()) == set(depth)
+    for file, part in part_of.items():
         for name in imported(file):
             used = name.removeprefix("gradweave._src.runtime.").split(".")[0]
             if used in depth and used not in (name, part):
-                assert depth[used] > depth.get(part, 0), f"{file} imports {name}"
+                assert depth[used] > depth[part], f"{file} imports {name}"
 
 
 def test_what_decides_knows_no_torch():
@@ -144,24 +150,10 @@ def test_what_decides_knows_no_torch():
             assert not {name for name in imported(file) if name.split(".")[0] == "torch"}, file
 
 
-@cache
-def classes() -> dict[str, Path]:
-    """Where each class of ours is defined, by its name."""
-    return {
-        node.name: file
-        for file in PACKAGE.rglob("*.py")
-        for node in nodes(file)
-        if isinstance(node, ast.ClassDef)
-    }
-
-
-def defined_privately(file: Path) -> set[str]:
-    """Names that a file defines itself, or where the bases of its classes are."""
+def defined_privately(tree: Iterable[ast.AST]) -> set[str]:
+    """Names that are defined there: by themselves, in classes, or as attributes of ``self``."""
     own: set[str] = set()
-    for node in nodes(file):
-        if isinstance(node, ast.ClassDef):
-            bases = {classes().get(getattr(base, "id", "")) for base in node.bases}
-            own = own.union(*(defined_privately(base) for base in bases - {None, file} if base))
+    for node in tree:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             own.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -173,9 +165,30 @@ def defined_privately(file: Path) -> set[str]:
     return own
 
 
+def inherited(file: Path) -> set[str]:
+    """Names of classes of ours that classes of a file are derived from, which it imports."""
+    own: set[str] = set()
+    bases = {
+        base.id
+        for node in nodes(file)
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        if isinstance(base, ast.Name)
+    }
+    for name in imported(file):
+        module, _, imports = name.rpartition(".")
+        home = PUBLIC.joinpath(*module.split(".")[1:]).with_suffix(".py")
+        if imports in bases and module.startswith("gradweave.") and home.is_file():
+            for node in nodes(home):
+                if isinstance(node, ast.ClassDef) and node.name == imports:
+                    own |= defined_privately(ast.walk(node))
+            own |= inherited(home)
+    return own
+
+
 def private_names(file: Path) -> set[str]:
     """Names with an underscore that a file uses and does not define: somebody else's."""
-    own = {"_", "_src"} | defined_privately(file)
+    own = {"_", "_src"} | defined_privately(nodes(file)) | inherited(file)
     used = {
         node.attr
         for node in nodes(file)

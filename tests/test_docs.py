@@ -116,17 +116,22 @@ def entry_of(folder):
     return " ".join(" ".join(found).split())
 
 
+def names(text, name):
+    """Not as a part of a longer name, as of ``marked_shards.py``."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)
+
+
 def is_in_the_tree(file):
     """By its name, by that of a folder inside of a part, or as one of a family."""
     folder, *_ = file.relative_to(SRC).parts
     if folder == file.name:
-        return file.name in TREE
+        return names(TREE, file.name)
     if own_entry := entry_of(file.parent) if file.parent != SRC / folder else "":
-        return file.name in own_entry
+        return names(own_entry, file.name)
     entry, inner = entry_of(SRC / folder), f"{file.parent.name}/"
     is_inside = file.parent != SRC / folder and inner in entry
     family = FAMILIES.get(folder, lambda stem: f"{stem}.py")(file.stem)
-    return is_inside or file.name in entry or family in entry
+    return is_inside or names(entry, file.name) or names(entry, family)
 
 
 def test_the_tree_names_every_file():

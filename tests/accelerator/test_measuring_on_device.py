@@ -22,7 +22,7 @@ from gradweave._src.comm.small_messages import for_texts, payload_device
 from gradweave._src.measure.collectives import time_collectives
 from gradweave._src.measure.network import measure_network
 from gradweave._src.runtime.driving.activities import StepTiming
-from gradweave._src.runtime.reporting import planning_wrapper
+from gradweave._src.runtime.reporting import captures
 from gradweave._src.session.commands import TimeSteps
 from gradweave._src.vocabulary import Way
 
@@ -154,7 +154,7 @@ def captured(group):
     told = []
     with (
         patch.object(sim, "is_current_stream_capturing", lambda: True, create=True),
-        patch.object(planning_wrapper.logger, "warning", told.append),
+        patch.object(captures.logger, "warning", told.append),
     ):
         for _ in range(8):
             trainings.take_step(wrapped, optimizer, [data])

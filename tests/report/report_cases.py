@@ -86,7 +86,7 @@ def write_run(
 def _written(path: Path, trace: Trace, network: Network, predictions: list[Prediction]) -> Path:
     measured = {p.runtime: _recorded(trace, p.timeline) for p in predictions}
     folder = RunFolder(path)
-    folder.begin(trace, network)
+    folder.begin(trace, network, list(measured))
     for prediction in predictions:
         folder.predict(prediction)
     torch_s = measured[predictions[0].runtime].iteration_s

@@ -47,7 +47,7 @@ def test_a_run_comes_back_as_it_was(tmp_path, small_trace, linked_network):
         name: simulate(small_trace, plan, linked_network, workers=2) for name, plan in plans.items()
     }
     folder = RunFolder(tmp_path / "new" / "run")
-    folder.begin(small_trace, linked_network)
+    folder.begin(small_trace, linked_network, runtimes)
     for name in runtimes:
         folder.predict(Prediction(runtime=name, plan=plans[name], timeline=timelines[name]))
     with pytest.raises(
@@ -137,15 +137,14 @@ def test_what_others_keep_is_left_alone(tmp_path, training, name, text):
     with pytest.raises(RequestError) as caught:
         RunFolder(tmp_path).write(training)
     assert str(caught.value) == told
-    if name in PARTS:
-        with pytest.raises(RequestError, match="is in the way and of no run"):
-            RunFolder(tmp_path).begin(training.trace, training.network)
+    with pytest.raises(RequestError, match="is in the way and of no run"):
+        RunFolder(tmp_path).begin(training.trace, training.network, list(training.plans))
     assert theirs.read_text() == text
     assert names_in(tmp_path) == {name}
 
 
 def test_a_benchmark_that_was_stopped_is_replaced(tmp_path, training):
-    RunFolder(tmp_path).begin(training.trace, training.network)
+    RunFolder(tmp_path).begin(training.trace, training.network, list(training.plans))
     RunFolder(tmp_path).write(training)
     assert RunFolder(tmp_path).read() == training
 
@@ -203,6 +202,10 @@ def test_whoever_is_stopped_while_moving_can_save_again(tmp_path, training, monk
             is_whole = True
         if (folder.path / "results.json").is_file():
             assert folder.read() in (old, training)
+        fewer = {name: timelines[:1] for name, timelines in training.measured.items()}
+        folder.write(replace(training, measured=fewer))
+        assert folder.read().measured == fewer
+        assert not [name for name in names_in(folder.path) if name.endswith("measured-1.json")]
         folder.write(training)
         assert folder.read() == training
         if is_whole:
@@ -233,7 +236,7 @@ def test_a_failed_write_leaves_the_run_that_was_there(tmp_path, training, monkey
 def test_a_benchmark_takes_the_place_of_a_training(tmp_path, training):
     folder = RunFolder(tmp_path)
     folder.write(training)
-    folder.begin(training.trace, training.network)
+    folder.begin(training.trace, training.network, list(training.plans))
     with pytest.raises(FormatError, match=r"has no results\.json"):
         folder.read()
     name = "gradweave:rounded"
@@ -264,25 +267,25 @@ def test_a_benchmark_of_fewer_ranks_leaves_none_of_the_others(tmp_path, training
     predicted = Prediction(
         runtime=name, plan=training.plans[name], timeline=training.predicted[name]
     )
-    for ranks in (3, 1):
-        folder.begin(training.trace, training.network)
+    for ranks in (3, 1, 3, 0):
+        folder.begin(training.trace, training.network, [name])
         folder.predict(predicted)
-        folder.finish(training.results, {name: training.measured[name][:1] * ranks})
-    assert len(folder.read().measured[name]) == 1
+        timelines = training.measured[name][:1] * ranks
+        folder.finish(training.results, {name: timelines} if timelines else {})
+        assert folder.read().measured.get(name, ()) == timelines
     assert "losses.json" not in names_in(tmp_path)
 
 
-def test_a_prediction_does_not_replace_what_is_nobodys_run(tmp_path, training):
-    folder, (name,) = RunFolder(tmp_path), training.plans
-    folder.begin(training.trace, training.network)
-    theirs = tmp_path / "gradweave-rounded" / "plan.json"
+def test_a_benchmark_that_is_refused_leaves_the_run_that_was_there(tmp_path, training):
+    folder = RunFolder(tmp_path)
+    folder.write(training, LOSSES)
+    theirs = tmp_path / "wfbp" / "plan.json"
     theirs.parent.mkdir()
     theirs.write_text("mine")
     with pytest.raises(RequestError, match="is in the way and of no run"):
-        folder.predict(
-            Prediction(runtime=name, plan=training.plans[name], timeline=training.predicted[name])
-        )
+        folder.begin(training.trace, training.network, [*training.plans, "wfbp"])
     assert theirs.read_text() == "mine"
+    assert folder.read() == training
 
 
 @pytest.mark.parametrize("name", ["network.json", "single/predicted.json"])
@@ -290,7 +293,7 @@ def test_a_benchmark_knows_it_all(tmp_path, small_trace, linked_network, name):
     plan = make_plan(small_trace, linked_network, workers=2, planner="single")
     timeline = simulate(small_trace, plan, linked_network, workers=2)
     folder = RunFolder(tmp_path)
-    folder.begin(small_trace, linked_network)
+    folder.begin(small_trace, linked_network, ["single"])
     folder.predict(Prediction(runtime="single", plan=plan, timeline=timeline))
     folder.finish(Results(command="made up", rows=(result("single"),)), {"single": [timeline]})
     (tmp_path / name).unlink()

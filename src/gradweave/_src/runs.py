@@ -13,6 +13,7 @@ reads such folders.
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
@@ -32,9 +33,9 @@ from gradweave._src.training_record import Account, Steps
 from gradweave._src.vocabulary import file_name
 
 RESULTS = "results.json"  # last of all: where it is, the run has ended
+MEASURED = re.compile(r"measured(-[1-9][0-9]*)?\.json")
 # What not every run has.
-OF_TRAINING = ("steps.json", "findings.json")
-OPTIONAL = (*OF_TRAINING, "network.json", "losses.json")
+OPTIONAL = ("steps.json", "findings.json", "network.json", "losses.json")
 KINDS: Mapping[str, type[Any]] = {
     "trace.json": Trace,
     "network.json": Network,
@@ -72,16 +73,16 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
-    def begin(self, trace: Trace, network: Network) -> None:
-        self._require_room(())
+    def begin(self, trace: Trace, network: Network, runtimes: Sequence[str]) -> None:
+        """Begin a run under these runtimes, in the place of one that was there."""
+        self.require_room(runtimes)
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (RESULTS, *OF_TRAINING, "losses.json"):  # of a run that was there
-            (self.path / name).unlink(missing_ok=True)
+        self._forget(runtimes)
         files.write(self.path / "trace.json", trace)
         files.write(self.path / "network.json", network)
 
     def predict(self, prediction: Prediction) -> None:
-        self._require_room([prediction.runtime])
+        """Write what a runtime is expected to do."""
         folder = self._of(prediction.runtime)
         folder.mkdir(exist_ok=True)
         files.write(folder / "plan.json", prediction.plan)
@@ -92,8 +93,6 @@ class RunFolder:
         for runtime, timelines in measured.items():
             folder = self._of(runtime)
             folder.mkdir(exist_ok=True)
-            for path in _all_measured(folder):  # by more ranks than there are now, perhaps
-                path.unlink()
             for rank, timeline in enumerate(timelines):
                 files.write(_measured(folder, rank), timeline)
         files.write(self.path / RESULTS, results)
@@ -103,7 +102,7 @@ class RunFolder:
 
         Whoever is stopped in between leaves no results.json, and so no run.
         """
-        self._require_room([row.runtime for row in run.results.rows])
+        self.require_room([row.runtime for row in run.results.rows])
         self.path.mkdir(parents=True, exist_ok=True)
         with partial_folder(self.path) as scratch:
             _write_parts(scratch, run, losses)
@@ -114,8 +113,8 @@ class RunFolder:
                 target.parent.mkdir(exist_ok=True)
                 path.replace(target)
 
-    def _require_room(self, runtimes: Sequence[str]) -> None:
-        """Refuse to replace or remove what is nobody's run, though it has the name of a part."""
+    def require_room(self, runtimes: Sequence[str]) -> None:
+        """Refuse to replace or remove what is of no run, though it has the name of a part."""
         if self.path.is_file():
             raise RequestError(f"{self.path} is a file, not a folder; give a new folder")
         kinds = {self.path / name: kind for name, kind in KINDS.items()}
@@ -123,7 +122,8 @@ class RunFolder:
             if folder.exists() and not folder.is_dir():
                 raise RequestError(f"{folder} is in the way and no folder; give a new folder")
             kinds[folder / "plan.json"] = Plan
-            kinds |= dict.fromkeys([folder / "predicted.json", *_all_measured(folder)], Timeline)
+            timelines = (folder / "predicted.json", *_any_measured(folder))
+            kinds |= dict.fromkeys(timelines, Timeline)
         for path, kind in kinds.items():
             if path.exists() and not _is_part(path, kind):
                 raise RequestError(
@@ -135,7 +135,7 @@ class RunFolder:
         """Remove what a new run may not replace of an older one; first that it has ended."""
         older = [self.path / name for name in (RESULTS, *OPTIONAL)]
         for folder in map(self._of, runtimes):
-            older += [folder / "predicted.json", *_all_measured(folder)]
+            older += [folder / "plan.json", folder / "predicted.json", *_any_measured(folder)]
         for path in older:
             path.unlink(missing_ok=True)
 
@@ -207,3 +207,8 @@ def _measured(folder: Path, rank: int) -> Path:
 
 def _all_measured(folder: Path) -> list[Path]:
     return list(takewhile(Path.exists, (_measured(folder, rank) for rank in count())))
+
+
+def _any_measured(folder: Path) -> list[Path]:
+    """Return timelines of any ranks; whoever was stopped may have left only some of them."""
+    return [path for path in folder.glob("measured*.json") if MEASURED.fullmatch(path.name)]

@@ -111,7 +111,7 @@ def write_run(
 ) -> list[Result]:
     """Write torch's wrapper and ours as one run, priced by what ours learnt while it trained."""
     predictions = {OURS: besides.found, TORCH: _torchs(besides, cluster.spec.world_size)}
-    folder.begin(besides.trace, besides.network)
+    folder.begin(besides.trace, besides.network, list(predictions))
     for prediction in predictions.values():
         folder.predict(prediction)
     rows = [_result(cluster, training, prediction, besides) for prediction in predictions.values()]

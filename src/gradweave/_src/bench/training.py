@@ -295,6 +295,7 @@ def train(
     so again if it was ``found`` before. If the replayed trace was ``recorded`` where it will run,
     plans and predictions go by that.
     """
+    folder.require_room(settings.runtimes)  # first, for the rest takes minutes
     job = Job(trace, network, place.workers)
     if recorded is not None:
         job = Job(recorded.trace, network, place.workers, recorded.copy_s_per_byte)
@@ -308,7 +309,7 @@ def train(
         _following(_case(name, job, best_cap_mb.get(name)), known.get(name))
         for name in settings.runtimes
     ]
-    folder.begin(trace, network)
+    folder.begin(trace, network, settings.runtimes)
     predictions: dict[str, Prediction] = {}
 
     def expect(prediction: Prediction) -> None:

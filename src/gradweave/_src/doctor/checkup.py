@@ -72,7 +72,7 @@ class Speed(Struct, frozen=True, kw_only=True):
     receiver: int
     round_trip_s: float  # of an empty message
     bytes_per_s: float
-    core_share: float = 0.0  # of the time in which the busier end's core worked
+    core_share: float = 0.0  # the share of the time in which a core of the busier end worked
 
 
 class Flow(Struct, frozen=True, kw_only=True):

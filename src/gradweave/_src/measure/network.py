@@ -75,7 +75,7 @@ BETWEEN_TWO_BYTES = (KIB, 2 * MIB, 8 * MIB)
 BETWEEN_TWO_REPEATS = 7
 SUMMED_BYTES = 4 * MIB
 
-# For each kind of samples, a context in which workers do what the samples are taken beside.
+# For each kind of samples, a context that keeps workers busy as they are beside such messages.
 Surroundings = Mapping[Beside, Callable[[], AbstractContextManager[object]]]
 
 

@@ -234,8 +234,9 @@ def watch(
     recorder: SpanRecorder,
     send: Send | None = None,
 ) -> None:
-    """Have the recorder see every bucket; call it before the first backward, for it is the hook.
+    """Have the recorder see every bucket; call it before the first backward.
 
+    It registers a communication hook, of which a wrapper can have one only.
     ``send`` is what another hook would do; by default buckets travel as they do without a hook.
     """
     ddp.register_comm_hook(

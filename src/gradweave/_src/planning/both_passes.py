@@ -153,7 +153,7 @@ class _Problem:
         return np.asarray(np.maximum(tail_s + stall_s, together_s))
 
     def nothing_left(self) -> _Outlook:
-        """Return the outlook without any further message, which only whole plans can do without."""
+        """Return the outlook of prefixes that get no further message: only whole plans can end."""
         arrays = np.full((5, self.tensors + 1), np.inf)
         arrays[:, -1] = 0.0, 0.0, 0.0, self.least_tail_s, self.least_stall_s
         return _Outlook(*arrays)

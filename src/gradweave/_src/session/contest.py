@@ -63,8 +63,8 @@ def fastest(
 ) -> Contest:
     """Let the most promising plans challenge the one in use, and return the one that stays.
 
-    ``visit`` is the one in use's. The network is learnt anew from each challenger's messages before
-    the next challenger is chosen.
+    ``visit`` is what the plan in use has taken so far. The network is learnt anew from each
+    challenger's messages before the next challenger is chosen.
     """
     champion = _note(known, Trial(candidate=candidates[-1], visits=(visit,)))
     for left in reversed(range(MOST_CHALLENGERS)):

@@ -333,7 +333,7 @@ def _learnt(training: Training, trace: Trace) -> Network | None:
 
 
 def network_from(steps: Iterable[Sequence[Sequence[MessageTimes]]], trace: Trace) -> Network | None:
-    """Return the network that these steps' messages, as all ranks saw them, tell of, if they do."""
+    """Return the network as these steps' messages show it, or None where they show too little."""
     by_step = list(steps)
     workers = max((len(ranks) for ranks in by_step), default=1)
     if workers == 1:
