@@ -134,7 +134,7 @@ OF_RUNTIME = [
 def test_the_wrappers_parts_follow_an_arrow_of_their_own():
     runtime = PACKAGE / "runtime"
     depth = {part: place for place, layer in enumerate(OF_RUNTIME) for part in layer}
-    files = [file for file in runtime.rglob("*.py") if file.parent != runtime or file.stem in depth]
+    files = [file for file in runtime.rglob("*.py") if file != runtime / "__init__.py"]
     part_of = {file: file.relative_to(runtime).parts[0].removesuffix(".py") for file in files}
     assert set(part_of.values()) == set(depth)
     for file, part in part_of.items():
@@ -165,30 +165,29 @@ def defined_privately(tree: Iterable[ast.AST]) -> set[str]:
     return own
 
 
-def inherited(file: Path) -> set[str]:
-    """Names of classes of ours that classes of a file are derived from, which it imports."""
+def classes_in(file: Path) -> list[ast.ClassDef]:
+    return [node for node in nodes(file) if isinstance(node, ast.ClassDef)]
+
+
+def inherited(file: Path, classes: Iterable[ast.ClassDef]) -> set[str]:
+    """Names of the classes of ours that these classes of a file are derived from."""
     own: set[str] = set()
-    bases = {
-        base.id
-        for node in nodes(file)
-        if isinstance(node, ast.ClassDef)
-        for base in node.bases
-        if isinstance(base, ast.Name)
-    }
+    bases = {base.id for one in classes for base in one.bases if isinstance(base, ast.Name)}
+    of_base = {one.name: (file, one) for one in classes_in(file) if one.name in bases}
     for name in imported(file):
         module, _, imports = name.rpartition(".")
         home = PUBLIC.joinpath(*module.split(".")[1:]).with_suffix(".py")
         if imports in bases and module.startswith("gradweave.") and home.is_file():
-            for node in nodes(home):
-                if isinstance(node, ast.ClassDef) and node.name == imports:
-                    own |= defined_privately(ast.walk(node))
-            own |= inherited(home)
+            of_base |= {one.name: (home, one) for one in classes_in(home) if one.name == imports}
+    for home, base in of_base.values():
+        own |= defined_privately(ast.walk(base)) | inherited(home, [base])
     return own
 
 
 def private_names(file: Path) -> set[str]:
     """Names with an underscore that a file uses and does not define: somebody else's."""
-    own = {"_", "_src"} | defined_privately(nodes(file)) | inherited(file)
+    own = {"_", "_src"} | defined_privately(nodes(file))
+    own |= inherited(file, classes_in(file))
     used = {
         node.attr
         for node in nodes(file)

@@ -22,7 +22,7 @@ OWN_TESTS = {
 }
 # By page and how the block begins.
 REASONS = {
-    ("README.md", "make demo"): "tests/cli/test_demo.py runs it, and `make test` runs this",
+    ("README.md", "git clone"): "tests/cli/test_demo.py runs it, and `make test` runs this",
     ("README.md", "source .venv"): "tests/cli/test_readme_commands.py runs it",
     ("README.md", "# Into an environment"): "tests/test_package.py builds and installs the package",
     ("docs/accelerators.md", "gradweave selftest"): "GPUs; tests/cli/test_selftest.py has the CPU",
@@ -106,6 +106,10 @@ def test_reasons_are_for_blocks_that_exist():
         assert any(block.text.startswith(begin) for block in BLOCKS[page]), begin
     for test in OWN_TESTS.values():
         assert (ROOT / test).is_file()
+    for found in BLOCKS.values():
+        for block in found:
+            elsewhere = re.match(r"(?:run|as) in ([\w/.-]+)", block.title)
+            assert elsewhere is None or (ROOT / elsewhere[1]).is_file(), block.title
 
 
 @pytest.mark.parametrize(("path", "block"), TO_RUN, ids=[path for path, _ in TO_RUN])

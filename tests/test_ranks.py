@@ -105,5 +105,5 @@ def test_the_first_failure_is_reported_not_its_echo(tmp_path):
 
 def test_threads_report_the_first_failure():
     with pytest.raises(AssertionError, match="rank 1 failed") as caught:
-        on_threads(2, _second_rank_fails_while_the_first_waits, timeout=timedelta(seconds=1))
+        on_threads(2, _second_rank_fails_while_the_first_waits, timeout=timedelta(seconds=2))
     assert isinstance(caught.value.__cause__, ValueError)

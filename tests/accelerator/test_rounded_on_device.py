@@ -4,7 +4,15 @@ import ranks
 import torch
 from accelerator import sim
 from accelerator.test_runtime_on_device import waits_of_steps
-from accelerator.trainings import KERNELS_TAKE_S, QUICK, SEED_TAKES_S, SEEDS, network, plan_of
+from accelerator.trainings import (
+    KERNELS_TAKE_S,
+    MOST_STEPS,
+    QUICK,
+    SEED_TAKES_S,
+    SEEDS,
+    network,
+    plan_of,
+)
 from accelerator.worlds import on_devices
 from msgspec.structs import replace
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -31,6 +39,7 @@ def trained(device, group, options, *, until_settled=False):
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
     step = 0
     while step < STEPS or (until_settled and wrapped.findings().stage != "settled"):
+        assert step < MOST_STEPS, wrapped.explain()
         generator = torch.Generator().manual_seed(100 * step + group.rank())
         inputs = torch.randn(4, 6, generator=generator).to(device)
         optimizer.zero_grad()
@@ -39,7 +48,10 @@ def trained(device, group, options, *, until_settled=False):
         step += 1
     carried = wrapped._engine._transports._carried._of_parameter
     weights = {name: one.detach() for name, one in wrapped.module.named_parameters()}
-    return [{name: one.cpu().tolist() for name, one in of.items()} for of in (weights, carried)]
+    bits = [{name: one.cpu().tolist() for name, one in of.items()} for of in (weights, carried)]
+    plans = [trial.candidate.plan for trial in wrapped.findings().trials]
+    tried = {bucket.compression for plan in plans for bucket in plan.buckets} - {None}
+    return (*bits, {compression.method for compression in tried})
 
 
 def on_both(group, seeds):
@@ -49,6 +61,8 @@ def on_both(group, seeds):
         method: trained(HOST, group, {"precision": "rounded", "plan": rounded_plan(method)})
         for method in FORMATS
     }
+    exact = trained(HOST, group, {"plan": plan_of(2, 3)})
+    assert exact[0] not in [weights for weights, *_ in expected.values()], "all are rounded"
     assert expected["int8"][1], "something is carried over"
     for seed in range(seeds):
         sim.set_delays(KERNELS_TAKE_S, seed=1000 * seed + group.rank())
@@ -77,14 +91,16 @@ def settled(group):
     """Ranks' weights after planning in which plans that round were tried."""
     device = torch.device("sim", group.rank())
     return {
-        precision: trained(device, group, {"precision": precision, **QUICK}, until_settled=True)[0]
+        precision: trained(device, group, {"precision": precision, **QUICK}, until_settled=True)
         for precision in ("rounded", "int8")
     }
 
 
 def test_ranks_that_plan_end_with_the_same_bits(tmp_path):
     ours, others = on_devices(2, settled, scratch=tmp_path)
-    assert ours == others
+    for precision, (weights, _, tried) in ours.items():
+        assert weights == others[precision][0]
+        assert tried, f"nothing was rounded with {precision}"
 
 
 def waits(group):

@@ -55,6 +55,20 @@ def test_under_torchrun():
     assert [row["algorithm"] for row in rows] == ["native", "ring"]
 
 
+@pytest.mark.parametrize("inside", ["compute", "resnet20"])
+def test_what_is_in_the_way_is_said_before_anything_runs(tmp_path, capsys, monkeypatch, inside):
+    """Of the second trace as well, though the first would take minutes."""
+    argv = ["bench", "training", "--nodes", "2", "--trace", "alexnet,resnet20"]
+    for_run = tmp_path / "resnet20-2-nodes"
+    in_the_way = for_run if inside == "resnet20" else for_run / inside
+    in_the_way.parent.mkdir(exist_ok=True)
+    in_the_way.touch()
+    monkeypatch.setattr("gradweave._src.cli.bench_training.Cluster", None)
+    assert main([*argv, "--output", str(tmp_path)]) == 2
+    assert str(in_the_way) in capsys.readouterr().err
+    assert in_the_way.read_bytes() == b""
+
+
 @pytest.mark.long
 def test_training_as_under_torchrun(tmp_path):
     """Two traces, and a runtime that asks all first."""

@@ -5,12 +5,14 @@ import sys
 
 import msgspec
 import pytest
+import torch
 from commands import run, torchrun
+from ranks import on_processes
 
 from gradweave._src.cli import main
 from gradweave._src.errors import CollectiveError
-from gradweave._src.selftest import ranks
-from gradweave._src.selftest.checks import CHECKS
+from gradweave._src.selftest import checks, ranks
+from gradweave._src.selftest.checks import CHECKS, Place
 from gradweave._src.selftest.ranks import FOLDER, NOTES, run_ranks, told
 from gradweave._src.selftest.results import Check, Noted, Surroundings
 
@@ -40,6 +42,20 @@ def test_under_torchrun_rank_0_prints_the_table():
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("plan carried out") == 1
     assert "2 ranks on cpu: 9 passed, 0 failed, 2 skipped" in done.stdout
+
+
+def without_rounding(group):
+    made = checks._reducing
+    checks._reducing = lambda module, precision: made(module)
+    with pytest.raises(AssertionError, match="nothing was rounded: weights are within") as told:
+        checks.rounds_alike(Place(group, torch.device("cpu"), group))
+    return str(told.value)
+
+
+def test_other_orders_of_sums_do_not_pass_for_rounding(tmp_path):
+    """Averages over three ranks differ by the order of their sums, which is no rounding."""
+    told = on_processes(3, without_rounding, scratch=tmp_path)
+    assert len(told) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import gc
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Thread
 
@@ -137,14 +138,16 @@ def test_groups_of_an_earlier_life_are_not_met(make, monkeypatch):
     assert on_threads(2, in_two_lives, make) == [[2.0, 2.0]] * 2
 
 
-def test_there_is_one_connection_to_a_store_for_each_group():
-    """All of them end at one host, whatever a rank opens."""
+def test_whoever_waits_in_the_store_holds_nobody_up():
+    """Every use has a connection of its own, which ends with it."""
     server = dist.TCPStore("localhost", 0, is_master=True)
-    store = dist.PrefixStore("users", server)
-    one, other = (dist.ProcessGroup(store, 0, 1) for _ in range(2))
-    assert cloned_store(one) is cloned_store(one)
-    assert cloned_store(one) is not cloned_store(other)
-    known = weakref.ref(cloned_store(one))
-    del one
+    group = dist.ProcessGroup(dist.PrefixStore("users", server), 0, 1)
+    waits, other = cloned_store(group), cloned_store(group)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waits.get, "told")
+        other.set("told", "at last")
+        assert waiting.result() == b"at last"
+    known = weakref.ref(waits)
+    del waits, waiting
     gc.collect()
     assert known() is None

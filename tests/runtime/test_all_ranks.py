@@ -2,22 +2,22 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from threading import Event, Thread
+from threading import Event
 
 import pytest
 import torch
 import torch.distributed as dist
 from interleavings import StoreInTurns, every_end
+from interrupting import interrupt_when_there
 from ranks import on_processes, on_threads
 from small_training import batch, network, plan_of
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave import CollectiveError, DistributedDataParallel, RequestError, watch
 from gradweave._src import torch_internals
-from gradweave._src.comm import meetings
+from gradweave._src.comm import groups, meetings
 from gradweave._src.comm.groups import common_place, leave_token
 from gradweave._src.comm.stores import cloned_store
 from gradweave._src.runtime.reporting import all_ranks
@@ -135,6 +135,16 @@ def test_ranks_that_wait_long_ask_seldom(monkeypatch):
         Caller("save_run", rank=0, ranks=2).meet(dist.HashStore(), 1000.0)
     assert len(pauses_s) < 10_100
     assert pauses_s[0] < 0.001  # others come within milliseconds, as a rule
+
+
+def test_what_was_waited_for_a_token_counts(monkeypatch):
+    """The call ends when it has waited for as long as it may, in all."""
+    pauses_s = []
+    monkeypatch.setattr(meetings, "monotonic", lambda: sum(pauses_s))
+    monkeypatch.setattr(meetings, "sleep", pauses_s.append)
+    with pytest.raises(RequestError, match=r"within 10 s not on rank 1"):
+        Caller("save_run", rank=0, ranks=2).meet(dist.HashStore(), 10.0, waited_s=7.0)
+    assert 3.0 <= sum(pauses_s) < 3.0 + 2 * meetings.LONGEST_PAUSE_S
 
 
 class StoreThatCounts:
@@ -324,6 +334,23 @@ def alone_with_its_token(group):
     return str(caught.value)
 
 
+def its_token_failed(group, monkeypatch):
+    """Rank 0 could not reach the store when it watched; it can when they meet."""
+    if group.rank() == 0:
+        with monkeypatch.context() as patched:
+            patched.setattr(groups, "cloned_store", lost)
+            leave_token(group)
+    else:
+        leave_token(group)
+    group.barrier().wait()
+    all_ranks.require_all_ranks(group, "timelines")
+    return "met"
+
+
+def test_a_token_is_left_later_where_it_could_not_be_at_first(monkeypatch):
+    assert on_threads(2, its_token_failed, monkeypatch) == ["met"] * 2
+
+
 def test_a_token_that_does_not_come_is_rank_0s(monkeypatch):
     monkeypatch.setattr(all_ranks, "timeout_s", lambda _: SHORT.total_seconds())
     _, said = on_threads(2, alone_with_its_token)
@@ -345,7 +372,7 @@ def unreached(group, monkeypatch, where):
     return said, number.item()
 
 
-def lost(*_):
+def lost(*_, **__):
     raise dist.DistNetworkError("no way to the host\nand its stack")
 
 
@@ -362,19 +389,12 @@ def test_a_rank_that_cannot_reach_the_store_does_not_go_on_alone(monkeypatch, wh
 
 def interrupted(group):
     """Rank 0 waits when somebody hits Ctrl-C, goes on, and later makes the call again."""
-    usual, said = all_ranks.in_time, ""
+    said = ""
     if group.rank() == 0:
-
-        def interrupt(call, *, limit_s):
-            """Rank 1 has come, and this call goes on in the background."""
-            Thread(target=lambda: suppressed(call), daemon=True).start()
-            group.get_group_store().wait(["gradweave, save_run /number 0/1"])
-            raise KeyboardInterrupt
-
-        all_ranks.in_time = interrupt
+        both = [f"gradweave, save_run /number 0/{rank}" for rank in (0, 1)]
+        interrupt_when_there(group.get_group_store(), *both)
         with pytest.raises(KeyboardInterrupt):
             all_ranks.require_all_ranks(group, "save_run")
-        all_ranks.in_time = usual
     elif group.rank() == 1:
         with pytest.raises(RequestError) as caught:
             all_ranks.require_all_ranks(group, "save_run")
@@ -383,11 +403,6 @@ def interrupted(group):
     group.allreduce([number]).wait()
     all_ranks.require_all_ranks(group, "save_run")
     return said, number.item()
-
-
-def suppressed(call):
-    with suppress(RequestError):
-        call()
 
 
 def test_who_is_interrupted_has_not_come(tmp_path):

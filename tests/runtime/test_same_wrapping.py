@@ -1,14 +1,14 @@
 """Ranks that wrap differently are told so in one line, all of them, and nobody waits."""
 
 import logging
-from contextlib import suppress
-from threading import Event, Thread
+from threading import Event
 
 import pytest
 import torch
 import torch.distributed as dist
 from commands import python
 from interleavings import every_end
+from interrupting import interrupt_when_there
 from msgspec.structs import replace
 from ranks import on_processes, on_threads
 from small_training import network, plan_of, trained
@@ -303,13 +303,7 @@ def interrupted(group):
     """Rank 0 waits when somebody hits Ctrl-C: rank 1, which comes then, does not go on alone."""
     place = common_place(group, cloned_store(group))
     if group.rank() == 0:
-
-        def interrupt(call, *, limit_s):
-            Thread(target=lambda: suppressed(call), daemon=True).start()
-            place.wait(["come"])
-            raise KeyboardInterrupt
-
-        same_wrapping.in_time = interrupt
+        interrupt_when_there(place, "come")
         with pytest.raises(KeyboardInterrupt):
             meet(group, place, "a")
         group.barrier().wait()
@@ -318,11 +312,6 @@ def interrupted(group):
     with pytest.raises(CollectiveError) as caught:
         meet(group, place, "a")
     return str(caught.value)
-
-
-def suppressed(call):
-    with suppress(TimeoutError):
-        call()
 
 
 def test_who_is_interrupted_has_not_come(tmp_path):

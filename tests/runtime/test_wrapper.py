@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ranks import gloo_group, on_processes, on_threads, seeded
 from small_training import MOST_STEPS, QUICK, batch, network, on_two, plan_of, trained
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave._src.errors import RequestError
@@ -22,6 +23,7 @@ from gradweave._src.plan import Bucket, Plan
 from gradweave._src.runtime.ddp import DistributedDataParallel
 from gradweave._src.runtime.reducer.engine import ReducerEngine
 from gradweave._src.runtime.sharded import ShardedDataParallel
+from gradweave._src.torch_internals import torch_bucket_bytes
 
 
 def timelines(group):
@@ -232,6 +234,75 @@ def test_ranks_may_leave_while_planning(tmp_path, step):
         assert torch.allclose(torch.tensor(one), torch.tensor(other), atol=1e-6)
 
 
+PLANNED = [["1.weight", "0.bias"], ["1.bias", "0.weight"]]  # not in the order of gradients
+STEPS_BEFORE = STEPS_AFTER = 3
+
+
+def with_users_hook(wrapped):
+    def hook(_, bucket):
+        return default_hooks.allreduce_hook(wrapped.process_group, bucket)
+
+    wrapped.register_comm_hook(None, hook)
+
+
+def gone_on(group, others, is_torchs, *, prepare=lambda wrapped: None, **options):
+    """Weights and buckets of two ranks of three, the third of which left."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    kind = TorchDDP if is_torchs else DistributedDataParallel
+    wrapped = kind(model, bucket_cap_mb=0.0001, **options)
+    prepare(wrapped)
+    for number in range(STEPS_BEFORE + STEPS_AFTER):
+        if number == STEPS_BEFORE:
+            if group.rank() == 2:
+                return None
+            wrapped._update_process_group(others)
+        torch.manual_seed(10 * number + group.rank())
+        wrapped.zero_grad()
+        wrapped(torch.randn(2, 4)).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.05 * parameter.grad)
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    found = None if is_torchs else wrapped.findings()
+    return weights, torch_bucket_bytes(wrapped), found
+
+
+def gone_on_with_plans(group):
+    others = dist.new_group([0, 1])
+    buckets = tuple(Bucket(tensors=tuple(part), collective="native") for part in PLANNED)
+    plan = Plan(planner="made", buckets=buckets)
+    return {
+        "torch": gone_on(group, others, is_torchs=True),
+        "planning": gone_on(group, others, is_torchs=False),
+        "fixed": gone_on(group, others, is_torchs=False, plan=plan),
+        "watched": gone_on(group, others, is_torchs=False, plan=plan, replan_when=5.0),
+        "hook": gone_on(group, others, is_torchs=False, plan=plan, prepare=with_users_hook),
+    }
+
+
+def test_what_is_left_of_a_plan_where_ranks_have_left(tmp_path):
+    """One that never changes stays; otherwise buckets are torch's, in the order of gradients.
+
+    Torch's reducer stays if the user's hook is in it, and makes its buckets of the plan's sizes.
+    """
+    one, other, _ = on_processes(3, gone_on_with_plans, scratch=tmp_path)
+    torchs, torch_buckets, _ = one.pop("torch")
+    for name, (weights, bytes_of_buckets, found) in one.items():
+        assert torch.equal(weights, other[name][0]), name
+        assert bytes_of_buckets == other[name][1], name
+        assert torch.allclose(weights, torchs, atol=1e-6), name
+        if name == "fixed":
+            assert bytes_of_buckets == [160, 144]
+            assert found.is_given
+        else:
+            assert name == "hook" or bytes_of_buckets == torch_buckets, name
+            assert not found.is_given
+            assert found.plan is None
+            assert found.predicted is None
+        assert found.stage == "settled"
+
+
 class FailsInBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, given, fails):
@@ -295,6 +366,9 @@ def refused_other_group(group):
         wrapped._update_process_group(group)
     with pytest.raises(RequestError, match="there is one hook per wrapper"):
         wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    static = DistributedDataParallel(nn.Linear(4, 4), static_graph=True)
+    with pytest.raises(RequestError, match="with static_graph ranks stay the same; wrap the model"):
+        static._update_process_group(group)
     return "\n" in str(refusal.value)
 
 

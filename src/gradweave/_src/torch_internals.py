@@ -155,29 +155,57 @@ def replace_reducer(
     would meet that with something else. So that happens here instead, in a group of this rank
     alone and with the plan's order and sizes, and never again.
     """
+    sizes = [sum(parameters[name].nbytes for name in bucket) for bucket in buckets]
+    reducer = _replaced_reducer(ddp, parameters, buckets, caps_bytes=sizes)
+    if not keeps_declared_order(ddp):
+        device = parameters[buckets[0][0]].device
+        _rebuild_alone(reducer, ddp.process_group, device)
+    ddp._has_rebuilt_buckets = True  # noqa: SLF001
+
+
+def renew_reducer(
+    ddp: TorchDDP,
+    parameters: Mapping[str, nn.Parameter],
+    buckets: Sequence[Sequence[str]],
+    *,
+    caps_bytes: Sequence[int],
+) -> None:
+    """Give a live wrapper such a reducer as its constructor makes, with torch's first buckets.
+
+    After its first pass torch makes other buckets of these caps, in the order in which gradients
+    came; so all ranks call this at the same point. Communication hooks must be registered again.
+    """
+    _replaced_reducer(ddp, parameters, buckets, caps_bytes=caps_bytes)
+    ddp._has_rebuilt_buckets = False  # noqa: SLF001
+
+
+def _replaced_reducer(
+    ddp: TorchDDP,
+    parameters: Mapping[str, nn.Parameter],
+    buckets: Sequence[Sequence[str]],
+    *,
+    caps_bytes: Sequence[int],
+) -> Reducer:
     names = [name for bucket in buckets for name in bucket]
     place = {name: number for number, name in enumerate(names)}
     # The logger has the reducer, too, and there should not be two sets of buckets.
     del ddp.reducer, ddp.logger
     in_order: list[torch.Tensor] = [parameters[name] for name in names]
-    sizes = [sum(parameters[name].nbytes for name in bucket) for bucket in buckets]
     with all_requiring_grad(in_order):
         reducer = Reducer(
             in_order,
             [[place[name] for name in bucket] for bucket in buckets],
-            sizes,
+            [sum(parameters[name].nbytes for name in bucket) for bucket in buckets],
             ddp.process_group,
             expect_sparse_gradients=[False] * len(names),
             find_unused_parameters=ddp.find_unused_parameters,
             gradient_as_bucket_view=ddp.gradient_as_bucket_view,
             param_to_name_mapping=dict(enumerate(names)),
-            bucket_bytes_cap_list=sizes,
+            bucket_bytes_cap_list=list(caps_bytes),
             **passed_on(ddp),
         )
     _give_reducer(ddp, reducer)
-    if not keeps_declared_order(ddp):
-        _rebuild_alone(reducer, ddp.process_group, in_order[0].device)
-    ddp._has_rebuilt_buckets = True  # noqa: SLF001
+    return reducer
 
 
 def _rebuild_alone(reducer: Reducer, group: dist.ProcessGroup, device: torch.device) -> None:

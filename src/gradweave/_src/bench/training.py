@@ -276,6 +276,19 @@ def on_cluster(cluster: Cluster) -> AskRanks:
     return ask_ranks
 
 
+def require_room(folder: RunFolder, settings: Settings) -> None:
+    """Refuse a folder in which something is in the way of such a run.
+
+    Ask before whatever takes minutes.
+    """
+    folder.require_room(_noted(settings))
+
+
+def _noted(settings: Settings) -> tuple[str, ...]:
+    """Return the runtimes of which something is written: computing alone has timelines, too."""
+    return (COMPUTE, *settings.runtimes)
+
+
 def train(
     place: Place,
     ask_ranks: AskRanks,
@@ -295,7 +308,7 @@ def train(
     so again if it was ``found`` before. If the replayed trace was ``recorded`` where it will run,
     plans and predictions go by that.
     """
-    folder.require_room(settings.runtimes)  # first, for the rest takes minutes
+    require_room(folder, settings)
     job = Job(trace, network, place.workers)
     if recorded is not None:
         job = Job(recorded.trace, network, place.workers, recorded.copy_s_per_byte)
@@ -309,7 +322,7 @@ def train(
         _following(_case(name, job, best_cap_mb.get(name)), known.get(name))
         for name in settings.runtimes
     ]
-    folder.begin(trace, network, settings.runtimes)
+    folder.begin(trace, network, _noted(settings))
     predictions: dict[str, Prediction] = {}
 
     def expect(prediction: Prediction) -> None:

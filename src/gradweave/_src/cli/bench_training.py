@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +24,7 @@ from gradweave._src.bench.training import (
     check_runtimes,
     compressions_of,
     needs_slow_ways,
+    require_room,
     steps,
     to_measure,
     train,
@@ -144,6 +146,8 @@ def _on_clusters(
 ) -> list[Result]:
     results: list[Result] = []
     specs = [asked_to_measure(options, nodes) for nodes in options.nodes]
+    for spec, trace in product(specs, traces):
+        require_room(_run_folder(folder, trace, spec.nodes), settings)
     for spec in specs:
         with Cluster(spec, loopback=options.loopback) as cluster:
             network = _network(
@@ -176,6 +180,8 @@ def _under_torchrun(
 
     def lead(ranks: "Ranks") -> list[Result]:
         place = ranks.place
+        for trace in traces:
+            require_room(_run_folder(folder, trace, place.nodes), settings)
         network = _network(options, ranks.calibrate, name="calibrated", rack_nodes=None)
         results: list[Result] = []
         for trace in traces:

@@ -29,6 +29,7 @@ from gradweave._src.bench.training import (
     OURS,
     Settings,
     compressions_of,
+    require_room,
     steps,
     to_measure,
     train_on_cluster,
@@ -140,6 +141,8 @@ def run(options: argparse.Namespace) -> None:
     say: Say = _silent if options.json else _print
     now = datetime.now()  # noqa: DTZ005 as people read clocks
     folder = Path(options.output or Path("runs", f"demo-{now:%Y%m%d-%H%M%S}"))
+    RunFolder(folder / REAL.model).require_room(REAL.runtimes)  # before anything takes minutes
+    require_room(RunFolder(folder / TRACE), SETTINGS)
     on_loopback = _has_no_lab(say)
     why_no_page = why_missing("altair", what="the demo's page", extra="plots")
     if why_no_page is not None:

@@ -99,22 +99,26 @@ def name_in_store(group: dist.ProcessGroup, name: str) -> str:
 def leave_token(group: dist.ProcessGroup) -> None:
     """Have ranks of this group meet no rank of an earlier one, without sending a message.
 
-    Rank 0 leaves a token in the store, and others look for it there when they first meet. They find
-    it in any case once they have taken a step with rank 0. Where the store cannot be reached,
-    nothing is left: whoever meets there will say so.
+    Rank 0 leaves a token in the store, and others look for it there when they meet. On the CPU they
+    find it in any case once they have taken a step with rank 0. (Whoever asks before may find that
+    of an earlier group, where nobody comes.) If the store cannot be reached now, rank 0 leaves it
+    when it meets the others.
     """
     if group.size() == 1 or group in _left_tokens:
         return
     if group.rank():
         _left_tokens[group] = None
         return
-    token = f"{secrets.randbits(EXACT_BITS):x}"
+    _left_tokens[group] = token = f"{secrets.randbits(EXACT_BITS):x}"
     with suppress(RuntimeError, OSError):
         store = cloned_store(group)
         if store is not None:
-            store.set(LEFT_AT, token)
-            store.check([LEFT_AT])  # answered in order: it is there before this rank goes on
-            _left_tokens[group] = token
+            _leave(store, token)
+
+
+def _leave(store: Store, token: str) -> None:
+    store.set(LEFT_AT, token)
+    store.check([LEFT_AT])  # answered in order: it is there before this rank goes on
 
 
 def meeting_name(group: dist.ProcessGroup, store: Store, name: str) -> str | None:
@@ -125,11 +129,11 @@ def meeting_name(group: dist.ProcessGroup, store: Store, name: str) -> str | Non
     if group in _tokens or group not in _left_tokens:
         return name_in_store(group, name)
     token = _left_tokens[group]
-    if token is None:
-        if not store.check([LEFT_AT]):
-            return None
+    if token is not None:
+        _leave(store, token)  # again, for it may have failed
+    elif store.check([LEFT_AT]):
         token = store.get(LEFT_AT).decode()
-    return f"{name} {token}"
+    return None if token is None else f"{name} {token}"
 
 
 def _is_gloo(group: dist.ProcessGroup) -> bool:

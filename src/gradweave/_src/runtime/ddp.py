@@ -17,6 +17,7 @@ from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from gradweave._src.comm.communicator import host_topology
+from gradweave._src.comm.groups import leave_token
 from gradweave._src.comm.own_group import MakeSameRanks, OwnGroup
 from gradweave._src.compression import EXACT, SPARSE, Compression
 from gradweave._src.device_order import is_capturing
@@ -276,8 +277,8 @@ class DistributedDataParallel(PlanningWrapper, TorchDDP):
         options, group, clock = self._options, self.process_group, self._clock
         assert clock is not None, "only copies have none"
         task = self._task(is_remembered=is_remembered)
-        is_fixed = given is not None and task.replan_when is None
-        will_plan = self._why_unplanned is None and group.size() > 1 and not is_fixed
+        self._is_fixed = given is not None and task.replan_when is None  # on all ranks alike
+        will_plan = self._why_unplanned is None and group.size() > 1 and not self._is_fixed
         plan = plan_in(given)
         sending = None
         if needs_own_group(options, plan):
@@ -667,24 +668,32 @@ class DistributedDataParallel(PlanningWrapper, TorchDDP):
         """Go on with other ranks, as torch's wrapper does, and end planning.
 
         Some ranks may have failed in the last pass, and nobody can be asked how far the others have
-        come: so all go back to torch's buckets in the order of declaration, except from a plan that
-        the user has given.
+        come. So what all do now follows from what they were given: with a plan that never changes
+        they keep it, and otherwise all begin with torch's buckets again.
         """
         engine, session, driver = self._engine, self._session, self._driver
-        has_given = driver is None and session is not None and session.findings.is_given
-        if self._asks_for_hook or (has_given and self._has_own_hook):
+        if self._asks_for_hook or (self._is_fixed and self._has_own_hook):
             raise RequestError(
                 "with collective, compression, precision or timeline, or a plan that needs a hook, "
                 "ranks stay the same; wrap the model again"
             )
+        if self.static_graph and session is not None:  # another first pass is not for any pass
+            raise RequestError("with static_graph ranks stay the same; wrap the model again")
         self._driver = self._news = None  # they would ask and tell ranks of the group before
+        super()._update_process_group(new_process_group)  # type: ignore[no-untyped-call]
+        leave_token(self.process_group)
+        if session is None or engine is None:
+            return
+        keeps_plan = self._is_fixed and not self._has_users_hook
+        if keeps_plan:
+            engine.install_again()
+        elif self._has_users_hook:  # which belongs to the reducer that there is
+            engine.leave_to_torch()
+        else:
+            engine.start_anew()
         if driver is not None:
             driver.close()
-        super()._update_process_group(new_process_group)  # type: ignore[no-untyped-call]
-        if session is None or engine is None or has_given or self._has_users_hook:
-            return
-        engine.start_anew()
-        if not session.is_over or session.findings.plan is not None:
+        if not keeps_plan and (not session.is_over or session.findings.plan is not None):
             session.drop_plan("the process group was replaced")
         self._note_findings()
 

@@ -16,6 +16,7 @@ from gradweave._src.torch_internals import (
     has_reduced_since,
     keeps_declared_order,
     noted_gradients,
+    renew_reducer,
     replace_reducer,
     require_finished_reduction,
     torch_bucket_bytes,
@@ -71,8 +72,23 @@ class ReducerEngine:
         self._install(buckets, order, notes_messages=notes_messages)
 
     def start_anew(self) -> None:
-        """Send torch's buckets in the order of declaration, whatever this rank has sent before."""
-        self._install(SimpleBuckets.ORIGINAL, (), notes_messages=False)
+        """Leave buckets to torch as in a new wrapper, whatever this rank has sent before."""
+        ddp = self._live
+        names = self._names(SimpleBuckets.ORIGINAL, ())
+        renew_reducer(ddp, self._parameters, names, caps_bytes=self._torch_caps_bytes)
+        ddp.bucket_bytes_cap = self.torch_cap_bytes
+        self._noted = []
+        self.message_log = self.sender = None
+        self.leave_to_torch()
+
+    def leave_to_torch(self) -> None:
+        """Note that torch has made, or will make, other buckets by itself."""
+        self.plan, self._installed, self._torchs_messages = None, [], 0
+
+    def install_again(self) -> None:
+        """Send the plan's buckets where torch would make others, as for another process group."""
+        assert self.plan is not None
+        self._install(self.plan, (), notes_messages=False)
 
     def _install(
         self, buckets: Plan | SimpleBuckets, order: tuple[str, ...], *, notes_messages: bool

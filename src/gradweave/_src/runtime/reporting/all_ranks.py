@@ -50,17 +50,26 @@ class Caller:
     # A call that was interrupted has to leave its meeting before the next one comes to any.
     _one_at_a_time: Lock = field(default_factory=Lock)
 
-    def meet(self, store: Store, limit_s: float, *, interrupted: Event | None = None) -> None:
+    def meet(
+        self,
+        store: Store,
+        limit_s: float,
+        *,
+        waited_s: float = 0.0,
+        interrupted: Event | None = None,
+    ) -> None:
         """Return when all ranks have come; raise RequestError on all that have where some do not.
 
         Whoever comes when others have given up is in the next meeting, as they are when they call
-        again. All give up as soon as one of them is ``interrupted``.
+        again. All give up as soon as one of them is ``interrupted``, or has waited ``limit_s``, of
+        which it has ``waited_s`` already.
         """
         with self._one_at_a_time:
             over = None
             while over is None:
                 place = PrefixStore(f"number {self.number}", store)
-                over = _CallOfAll(place, self, interrupted or Event()).hold(limit_s)
+                call = _CallOfAll(place, self, interrupted or Event())
+                over = call.hold(limit_s, waited_s=waited_s)
                 self.number += 1
         if over != ALL_ARE_HERE:
             raise RequestError(over)
@@ -87,15 +96,16 @@ def require_all_ranks(group: dist.ProcessGroup, call: str) -> None:
     interrupted = Event()
 
     def meet() -> None:
-        store = cloned_store(group)
+        began_s, store = monotonic(), cloned_store(group)
         if store is not None:
             name = _name_in(store, group, call, limit_s, interrupted)
             caller = Caller(call, rank=group.rank(), ranks=group.size())
             caller = _callers.setdefault(group, {}).setdefault(name, caller)
-            caller.meet(PrefixStore(name, store), limit_s, interrupted=interrupted)
+            place, waited_s = PrefixStore(name, store), monotonic() - began_s
+            caller.meet(place, limit_s, waited_s=waited_s, interrupted=interrupted)
 
     try:
-        in_time(meet, limit_s=limit_s + ANSWERED_WITHIN_S)
+        in_time(meet, limit_s=limit_s + ANSWERED_WITHIN_S, interrupted=interrupted)
     except TimeoutError as error:
         raise _unanswered(group, call, f"gives {error}") from error
     except (RuntimeError, OSError) as error:
@@ -140,18 +150,22 @@ class _CallOfAll:
         self._meeting = Meeting(store, caller.ranks)
         self._has_told = False
 
-    def hold(self, limit_s: float) -> str | None:
-        """Return how it went: ALL_ARE_HERE or a complaint; None if it was over already."""
+    def hold(self, limit_s: float, *, waited_s: float) -> str | None:
+        """Return how it went: ALL_ARE_HERE or a complaint; None if it was over already.
+
+        This rank has waited for so long already.
+        """
         over = None
         if self._meeting.ending() is None:
             self._store.set(str(self._rank), "")
             self._meeting.come()
-            over = self._meeting.wait(partial(self._why_end, limit_s))
+            over = self._meeting.wait(partial(self._why_end, limit_s, waited_s))
         self._store.delete_key(str(self._rank))
         self._meeting.leave(TOLD)
         return over
 
-    def _why_end(self, limit_s: float, waited_s: float) -> str | None:
+    def _why_end(self, limit_s: float, waited_before_s: float, waited_s: float) -> str | None:
+        waited_s += waited_before_s
         if self._interrupted.is_set():
             return f"{self._call}() was interrupted on rank {self._rank}"
         if waited_s >= limit_s:

@@ -219,7 +219,9 @@ def meet(group: dist.ProcessGroup, store: Store, digest: str) -> bool:
     comparison = Comparison(store, digest, rank=group.rank(), ranks=group.size())
     try:
         return in_time(
-            lambda: comparison.hold(limit_s, interrupted), limit_s=limit_s + ANSWERED_WITHIN_S
+            lambda: comparison.hold(limit_s, interrupted),
+            limit_s=limit_s + ANSWERED_WITHIN_S,
+            interrupted=interrupted,
         )
     except (RuntimeError, OSError) as error:
         reason = str(error).partition("\n")[0]
