@@ -63,6 +63,19 @@ def test_a_clear_gain_is_confirmed_without_the_baseline(hurried_trace):
     assert found.gain == pytest.approx(1 / 0.7)
 
 
+def test_a_gain_that_is_clear_without_the_hook_alone_is_not_clear(hurried_trace):
+    """The baseline has run with it only."""
+
+    def step_s(now):
+        hook_s = 0.1 if now.notes_messages else 0.0
+        return hook_s + (0.9 if is_baseline(now) else 0.8)
+
+    driven = scripted(hurried_trace, step_s, **APART)
+    found = driven.session.findings
+    assert visits(driven) == [[True, False], [True, False, False]]
+    assert found.gain == pytest.approx(0.9 / 0.8)
+
+
 def test_a_smaller_gain_is_shown_beside_the_baseline_again(hurried_trace):
     driven = scripted(hurried_trace, lambda now: 1.0 if is_baseline(now) else 0.9, **APART)
     assert visits(driven) == [[True, False], [True, False, False]]
@@ -310,12 +323,12 @@ def test_what_is_compared_stands_before_what_each_turn_took(hurried_trace):
         return 1.0 if is_baseline(now) else 0.8 if now.notes_messages else 0.7
 
     said = explanation(scripted(hurried_trace, step_s, **APART).session.findings, workers=4)
-    assert ", a step took 1000.0 ms.\n" in said
+    assert ", a step took 1000.0 ms while messages were noted.\n" in said
     assert (
         ", a step took 700.0 ms (700.0 in 1 turn; 800.0 while messages were noted) (chosen).\n"
         in said
     )
-    assert "A step is 1.43x as fast as " in said
+    assert "A step is 1.25x as fast as " in said
 
 
 def test_a_step_of_several_passes_is_predicted_as_a_whole(hurried_trace):

@@ -25,15 +25,20 @@ def rank(*phases, host="a"):
 @pytest.fixture
 def found(small_trace, linked_network):
     plan = make_plan(small_trace, linked_network, workers=2, planner="single")
+    before = make_plan(small_trace, linked_network, workers=2, planner="wfbp")
     return Findings(
         stage=Stage.SETTLED,
         trace=small_trace,
         network=linked_network,
         plan=plan,
         predicted=simulate(small_trace, plan, linked_network, workers=2),
-        baseline_step_s=2.0,
-        step_s=1.0,
+        baseline_step_s=4.0,
+        step_s=2.0,
         trials=(
+            Trial(
+                candidate=Candidate(plan=before, predicted_s=6.0, is_baseline=True),
+                visits=(Visit(steps_s=(4.0,), is_noted=False),),
+            ),
             Trial(
                 candidate=Candidate(plan=plan, predicted_s=5.0),
                 visits=(Visit(steps_s=(1.0, 3.0), is_noted=False),),
@@ -98,7 +103,8 @@ def test_hosts_may_have_different_numbers_of_ranks(training):
 def test_the_account_is_of_what_was_found(training):
     account = run_of(training).account
     assert (account.stage, account.gain, account.explanation) == ("settled", 2.0, "All is well.")
-    (trial,) = account.trials
+    before, trial = account.trials
+    assert (before.planner, before.is_chosen, before.is_baseline) == ("wfbp", False, True)
     assert (trial.planner, trial.messages, trial.rounds_s) == ("single", 1, (2.0,))
     assert (trial.is_chosen, trial.is_baseline) == (True, False)
 

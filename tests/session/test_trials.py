@@ -4,12 +4,17 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
+from gradweave._src.plan import Bucket, Plan
+from gradweave._src.session.candidates import Candidate
 from gradweave._src.session.trials import (
     CLEAR_AT_ONCE,
     MOST_VISITS,
     TRIAL_NOISE,
     Outcome,
+    Trial,
+    Visit,
     outcome,
+    times_as_fast,
 )
 
 times_s = st.floats(0.1, 10.0)
@@ -101,3 +106,28 @@ def test_without_noise_the_faster_one_wins_in_the_end(champion_s, difference, is
     share = 1 - difference if is_faster else 1 + difference
     result = outcome([champion_s * share] * MOST_VISITS, [champion_s] * MOST_VISITS)
     assert result is (Outcome.FASTER if is_faster else Outcome.NOT_FASTER)
+
+
+def trial(*, noted_s=(), plain_s=()):
+    visits = [
+        Visit(steps_s=(step_s,), is_noted=is_noted)
+        for is_noted, steps_s in ((True, noted_s), (False, plain_s))
+        for step_s in steps_s
+    ]
+    bucket = Bucket(tensors=("a",), collective="native")
+    candidate = Candidate(plan=Plan(planner="made", buckets=(bucket,)), predicted_s=1.0)
+    return Trial(candidate=candidate, visits=tuple(visits))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "baseline", "times"),
+    [
+        (trial(noted_s=[4.0], plain_s=[2.0]), trial(noted_s=[9.0], plain_s=[6.0]), 3.0),
+        (trial(noted_s=[4.0], plain_s=[2.0]), trial(noted_s=[8.0]), 2.0),  # the hook is in both
+        (trial(noted_s=[2.0], plain_s=[4.0]), trial(noted_s=[8.0]), 2.0),  # it was another time
+        (trial(noted_s=[4.0]), trial(noted_s=[8.0]), 2.0),
+        (trial(plain_s=[4.0]), trial(noted_s=[8.0]), 2.0),
+    ],
+)
+def test_what_only_a_hook_takes_is_no_gain(chosen, baseline, times):
+    assert times_as_fast(chosen, baseline) == times

@@ -74,7 +74,7 @@ class Account(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         planning_s: seconds that planning took; None likewise.
         baseline_step_s: seconds of a step before planning.
         step_s: seconds of a step when the plan was chosen.
-        gain: how many times as fast that is.
+        gain: how many times as fast steps became, of turns that can be compared.
         trials: the plans that were timed.
         note: why there is no plan, or none better than what the wrapper began with.
         explanation: all of it in a few sentences.

@@ -29,6 +29,7 @@ from gradweave._src.session.trials import (
     Trial,
     Visit,
     outcome,
+    times_as_fast,
     with_visit,
 )
 
@@ -39,8 +40,8 @@ CONFIRMING_STEPS = 6
 STEPS_TO_CONFIRM = SETTLING_STEPS + CONFIRMING_STEPS + AGREEING_STEPS
 # One more step after 8-bit plans, in which their carried errors are added back.
 STEPS_TO_PAY = 1
-# A gain as large as this comes neither from the moment at which the baseline ran nor from its hook.
-# A plan that gains less has to run in turn with the baseline again.
+# A gain as large as this does not come from the moment at which the baseline ran. A plan that gains
+# less has to run in turn with the baseline again, without a hook that notes messages.
 CLEAR_GAIN = 0.15
 
 Contest = Generator[Command, Any, Trial]
@@ -147,7 +148,7 @@ def _confirmed(known: Knowledge, chosen: Trial) -> Contest:
     """
     chosen = yield from _visited(known, chosen, is_noted=False, steps=CONFIRMING_STEPS)
     baseline = _baseline(known)
-    gain = 1 - chosen.step_s / baseline.step_s
+    gain = 1 - 1 / times_as_fast(chosen, baseline)
     if gain >= CLEAR_GAIN:
         return chosen
     if not known.has_time_for(2 * known.task.steps_per_visit):

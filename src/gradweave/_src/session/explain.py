@@ -17,7 +17,7 @@ from gradweave._src.session.commands import (
 )
 from gradweave._src.session.findings import Findings, Stage, whole_step_s
 from gradweave._src.session.task import TORCHS_BUCKETS
-from gradweave._src.session.trials import Trial, Visit
+from gradweave._src.session.trials import Trial, Visit, times_as_fast
 from gradweave._src.simulation import simulate
 from gradweave._src.trace import Trace
 from gradweave._src.vocabulary import count_text, printable, sentence
@@ -203,7 +203,7 @@ def _taken_in(trial: Trial) -> str:
     """
     taken = f"{trial.step_s * 1e3:.1f} ms"
     if len(trial.visits) == 1:
-        return taken
+        return taken + (" while messages were noted" if trial.visits[0].is_noted else "")
     noted, plain = (
         [visit for visit in trial.visits if visit.is_noted is is_noted]
         for is_noted in (True, False)
@@ -237,7 +237,7 @@ def _gain(
     exposed = f"{before_s * 1e3:.1f} ms with {baseline}"
     if chosen is unplanned:
         return [f"A step waits for messages, predicted: {exposed}."]
-    ratio = unplanned.step_s / chosen.step_s
+    ratio = times_as_fast(chosen, unplanned)
     exposed += f", {now_s * 1e3:.1f} ms now"
     return [
         f"Chosen: {_buckets(plan)}, planned by {plan.planner}.",

@@ -10,7 +10,7 @@ from gradweave._src.plan import Plan
 from gradweave._src.recipe import Recipe
 from gradweave._src.session.compression_worth import Verdict
 from gradweave._src.session.slow_ranks import SlowRank
-from gradweave._src.session.trials import Trial
+from gradweave._src.session.trials import Trial, times_as_fast
 from gradweave._src.timeline import Timeline
 from gradweave._src.trace import Trace
 
@@ -90,10 +90,16 @@ class Findings(Struct, frozen=True, kw_only=True):
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as at first a step is; None where nobody measured."""
-        if self.step_s is None or self.baseline_step_s is None:
+        """How many times as fast as at first a step is; None where nobody measured.
+
+        It is smaller than the ratio of ``baseline_step_s`` and ``step_s`` if only the former was
+        measured while messages were noted, and that accounts for some of it.
+        """
+        if self.step_s is None:
             return None
-        return self.baseline_step_s / self.step_s
+        baseline = next((one for one in self.trials if one.candidate.is_baseline), None)
+        chosen = next((one for one in self.trials if one.candidate.plan == self.plan), None)
+        return None if baseline is None or chosen is None else times_as_fast(chosen, baseline)
 
     @property
     def regret_steps(self) -> float | None:
