@@ -4,12 +4,13 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from threading import Event
 
 import pytest
 import torch
 import torch.distributed as dist
-from interleavings import StoreInTurns, every_end
+from interleavings import every_end
 from interrupting import interrupt_when_there
 from ranks import on_processes, on_threads
 from small_training import batch, network, plan_of
@@ -205,9 +206,56 @@ def test_giving_up_is_one_decision(ranks, monkeypatch):
 
 
 def store_below(prefix, store):
-    return (
-        store.below(prefix) if isinstance(store, StoreInTurns) else dist.PrefixStore(prefix, store)
-    )
+    return dist.PrefixStore(prefix, store) if isinstance(store, dist.Store) else store.below(prefix)
+
+
+class LosesConnection:
+    """A store that fails once, at a question with this number, which it may have heard."""
+
+    def __init__(self, store, numbers, lost_at, *, is_heard):
+        self._store, self._numbers = store, numbers
+        self._lost_at, self._is_heard = lost_at, is_heard
+
+    def below(self, prefix):
+        inner = dist.PrefixStore(prefix, self._store)
+        return LosesConnection(inner, self._numbers, self._lost_at, is_heard=self._is_heard)
+
+    def __getattr__(self, name):
+        def ask(*asked):
+            is_lost = next(self._numbers) == self._lost_at
+            if not is_lost or self._is_heard:
+                answer = getattr(self._store, name)(*asked)
+            if is_lost:
+                raise dist.DistNetworkError("Connection reset by peer")
+            return answer
+
+        return ask
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_who_calls_again_after_a_lost_connection_counts_once(monkeypatch, is_heard):
+    """Wherever it is lost, two calls of one rank are not those of two."""
+    monkeypatch.setattr(all_ranks, "PrefixStore", store_below)
+    lost = 0
+    for lost_at in count():
+        store = dist.HashStore()
+        callers = [Caller("save_run", rank=rank, ranks=2) for rank in range(2)]
+        losing = LosesConnection(store, count(), lost_at, is_heard=is_heard)
+        try:
+            assert ends(1, 0.0, losing, callers) == "given up"
+        except dist.DistNetworkError:
+            lost += 1
+        else:
+            break
+        assert ends(1, 0.0, store, callers) == "given up", lost_at
+        assert makes_sure_that_all_can_meet(store, callers), lost_at
+    assert lost >= 8
+
+
+def test_a_call_behind_one_that_hangs_says_so():
+    caller = Caller("save_run", rank=0, ranks=2)
+    with caller._one_at_a_time, pytest.raises(TimeoutError, match="to an earlier call of this"):
+        caller.meet(dist.HashStore(), 0.0)
 
 
 def killed_while_it_waits(group, monkeypatch):
@@ -321,6 +369,21 @@ def token_comes_late(group, monkeypatch):
     return "met"
 
 
+def test_the_time_until_a_place_is_known_counts(monkeypatch):
+    waited = []
+    meet, seconds = Caller.meet, count()
+
+    def noted(self, *arguments, waited_s, interrupted):
+        waited.append(waited_s)
+        meet(self, *arguments, waited_s=waited_s, interrupted=interrupted)
+
+    monkeypatch.setattr(Caller, "meet", noted)
+    monkeypatch.setattr(all_ranks, "monotonic", lambda: float(next(seconds)))
+    on_threads(2, lambda group: all_ranks.require_all_ranks(group, "timelines"))
+    assert len(waited) == 2
+    assert min(waited) > 0
+
+
 def test_a_token_is_waited_for(monkeypatch):
     assert on_threads(2, token_comes_late, monkeypatch) == ["met"] * 2
 
@@ -395,6 +458,8 @@ def interrupted(group):
         interrupt_when_there(group.get_group_store(), *both)
         with pytest.raises(KeyboardInterrupt):
             all_ranks.require_all_ranks(group, "save_run")
+        # Rank 2 has not come, so this is still there; the script could end now.
+        assert group.get_group_store().check(["gradweave, save_run /number 0/over"])
     elif group.rank() == 1:
         with pytest.raises(RequestError) as caught:
             all_ranks.require_all_ranks(group, "save_run")

@@ -306,6 +306,7 @@ def interrupted(group):
         interrupt_when_there(place, "come")
         with pytest.raises(KeyboardInterrupt):
             meet(group, place, "a")
+        assert place.check(["over"])  # rank 1 can learn it though the script ends now
         group.barrier().wait()
         return ""
     group.barrier().wait()

@@ -277,15 +277,12 @@ def gone_on_with_plans(group):
         "planning": gone_on(group, others, is_torchs=False),
         "fixed": gone_on(group, others, is_torchs=False, plan=plan),
         "watched": gone_on(group, others, is_torchs=False, plan=plan, replan_when=5.0),
-        "hook": gone_on(group, others, is_torchs=False, plan=plan, prepare=with_users_hook),
+        "hook": gone_on(group, others, is_torchs=False, prepare=with_users_hook),
     }
 
 
 def test_what_is_left_of_a_plan_where_ranks_have_left(tmp_path):
-    """One that never changes stays; otherwise buckets are torch's, in the order of gradients.
-
-    Torch's reducer stays if the user's hook is in it, and makes its buckets of the plan's sizes.
-    """
+    """One that never changes stays; otherwise buckets are torch's, in the order of gradients."""
     one, other, _ = on_processes(3, gone_on_with_plans, scratch=tmp_path)
     torchs, torch_buckets, _ = one.pop("torch")
     for name, (weights, bytes_of_buckets, found) in one.items():
@@ -296,11 +293,41 @@ def test_what_is_left_of_a_plan_where_ranks_have_left(tmp_path):
             assert bytes_of_buckets == [160, 144]
             assert found.is_given
         else:
-            assert name == "hook" or bytes_of_buckets == torch_buckets, name
+            assert bytes_of_buckets == torch_buckets, name
             assert not found.is_given
             assert found.plan is None
             assert found.predicted is None
         assert found.stage == "settled"
+
+
+def joined_by_one_alone(group):
+    """What each rank applies, when rank 2 has trained alone before; and its buckets at first."""
+    rank, found = group.rank(), []
+    parts = [dist.new_group([0, 1]), dist.new_group([2])]
+    for finds_unused in (False, True):
+        model = seeded(lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)))
+        wrapped = DistributedDataParallel(
+            model,
+            process_group=parts[rank == 2],
+            bucket_cap_mb=0.0001,
+            find_unused_parameters=finds_unused,
+        )
+        for number in range(8):
+            if number == 5:
+                wrapped._update_process_group(group)
+            wrapped.zero_grad()
+            wrapped(torch.full((2, 4), rank + 1.0)).sum().backward()
+        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        found.append((gradients.tolist(), torch_bucket_bytes(wrapped)))
+    return found
+
+
+def test_one_that_was_alone_joins(tmp_path):
+    first, *others = on_processes(3, joined_by_one_alone, scratch=tmp_path)
+    assert others == [first] * 2
+    assert [bytes_of_buckets for _, bytes_of_buckets in first] == [[144, 160], [16, 160, 128]]
+    for gradients, _ in first:
+        assert gradients[-4:] == [2.0] * 4  # the last bias: of two examples on every rank
 
 
 class FailsInBackward(torch.autograd.Function):
@@ -369,6 +396,16 @@ def refused_other_group(group):
     static = DistributedDataParallel(nn.Linear(4, 4), static_graph=True)
     with pytest.raises(RequestError, match="with static_graph ranks stay the same; wrap the model"):
         static._update_process_group(group)
+    names = [name for name, _ in nn.Linear(4, 4).named_parameters()]
+    plan = Plan(planner="made", buckets=(Bucket(tensors=tuple(names), collective="native"),))
+    hooked = DistributedDataParallel(nn.Linear(4, 4), plan=plan)
+    with_users_hook(hooked)
+    with pytest.raises(RequestError, match="with a hook of yours on a plan's buckets ranks stay"):
+        hooked._update_process_group(group)
+    alone = [dist.new_group([rank]) for rank in range(group.size())][group.rank()]
+    was_alone = DistributedDataParallel(nn.Linear(4, 4), plan=plan, process_group=alone)
+    with pytest.raises(RequestError, match="plan that was left out, because there was one worker,"):
+        was_alone._update_process_group(group)
     return "\n" in str(refusal.value)
 
 

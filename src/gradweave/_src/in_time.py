@@ -7,7 +7,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 # How long a call that was interrupted may take to tell others.
-TOLD_WITHIN_S = 2.0
+MOMENT_S = 2.0
 
 
 def in_time(
@@ -31,13 +31,13 @@ def in_time(
         finally:
             is_over.set()
 
-    Thread(target=act, name="gradweave call", daemon=True).start()
     try:
+        Thread(target=act, name="gradweave call", daemon=True).start()
         is_over.wait(limit_s)  # not join(), after which an interrupted thread counts as ended
     except BaseException:
         if interrupted is not None:
             interrupted.set()
-            is_over.wait(TOLD_WITHIN_S)
+            is_over.wait(MOMENT_S)
         raise
     if errors:
         raise errors[0]

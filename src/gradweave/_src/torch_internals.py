@@ -170,10 +170,11 @@ def renew_reducer(
     *,
     caps_bytes: Sequence[int],
 ) -> None:
-    """Give a live wrapper such a reducer as its constructor makes, with torch's first buckets.
+    """Give a live wrapper such a reducer as its constructor makes, with these as its first buckets.
 
-    After its first pass torch makes other buckets of these caps, in the order in which gradients
-    came; so all ranks call this at the same point. Communication hooks must be registered again.
+    After its first pass torch makes others of these caps, in the order in which gradients came,
+    unless it keeps those that were declared; so all ranks call this at the same point.
+    Communication hooks must be registered again.
     """
     _replaced_reducer(ddp, parameters, buckets, caps_bytes=caps_bytes)
     ddp._has_rebuilt_buckets = False  # noqa: SLF001

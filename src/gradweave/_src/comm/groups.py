@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from gradweave._src.comm.small_messages import largest
 from gradweave._src.comm.stores import cloned_store, store_for
 from gradweave._src.errors import RequestError
+from gradweave._src.in_time import in_time
 from gradweave._src.torch_internals import (
     backend_for,
     devices_carried,
@@ -38,6 +39,8 @@ _tokens: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()
 # The same where ranks have not agreed on one: rank 0's own, and None on others, which find it here.
 _left_tokens: WeakKeyDictionary[dist.ProcessGroup, str | None] = WeakKeyDictionary()
 LEFT_AT = "gradweave/token"
+# How long rank 0 waits for the store, which may be gone, to leave its token there.
+LEFT_WITHIN_S = 5.0
 # Bits that a float64 holds exactly.
 EXACT_BITS = 52
 
@@ -99,9 +102,9 @@ def name_in_store(group: dist.ProcessGroup, name: str) -> str:
 def leave_token(group: dist.ProcessGroup) -> None:
     """Have ranks of this group meet no rank of an earlier one, without sending a message.
 
-    Rank 0 leaves a token in the store, and others look for it there when they meet. On the CPU they
-    find it in any case once they have taken a step with rank 0. (Whoever asks before may find that
-    of an earlier group, where nobody comes.) If the store cannot be reached now, rank 0 leaves it
+    Rank 0 leaves a token in the store, and others look for it there when they meet. (Whoever asks
+    before rank 0 has left it may find that of an earlier group, where nobody comes; on the CPU that
+    cannot be once a step was taken together.) If the store does not answer now, rank 0 leaves it
     when it meets the others.
     """
     if group.size() == 1 or group in _left_tokens:
@@ -110,10 +113,14 @@ def leave_token(group: dist.ProcessGroup) -> None:
         _left_tokens[group] = None
         return
     _left_tokens[group] = token = f"{secrets.randbits(EXACT_BITS):x}"
-    with suppress(RuntimeError, OSError):
+
+    def leave() -> None:
         store = cloned_store(group)
         if store is not None:
             _leave(store, token)
+
+    with suppress(RuntimeError, OSError):
+        in_time(leave, limit_s=LEFT_WITHIN_S)
 
 
 def _leave(store: Store, token: str) -> None:

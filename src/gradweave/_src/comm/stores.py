@@ -2,7 +2,8 @@
 
 A connection that was lost, or that somebody waits in, is of no use any more: torch's client does
 not connect again, and does one thing at a time. So whoever needs the store for something gets a new
-connection, which ends with the last reference.
+connection, which ends with the last reference. A rank holds one for each place where it meets
+others for long, as where plans are told, and each group of ours.
 """
 
 import torch.distributed as dist

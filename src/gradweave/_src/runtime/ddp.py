@@ -31,7 +31,7 @@ from gradweave._src.runtime.reducer.engine import ReducerEngine
 from gradweave._src.runtime.reducer.failed_passes import log_failed_pass_at_exit
 from gradweave._src.runtime.reducer.transports import SettlingJoinHook, Transports
 from gradweave._src.runtime.reporting.phase_news import PhaseNews
-from gradweave._src.runtime.reporting.planning_wrapper import PlanningWrapper
+from gradweave._src.runtime.reporting.planning_wrapper import ONE_WORKER, PlanningWrapper
 from gradweave._src.runtime.reporting.step_clock import LastGradient
 from gradweave._src.runtime.wrapping.inputs import batch_size
 from gradweave._src.runtime.wrapping.options import (
@@ -236,6 +236,7 @@ class DistributedDataParallel(PlanningWrapper, TorchDDP):
         self._begin_timing(self.device, timeline=timeline)
         can_tell_others = wrapping.store is not None
         self._why_unplanned = self._why_not(torch_options, can_tell_others=can_tell_others)
+        self._lacks_plan = plan is not None and self._why_unplanned == ONE_WORKER
         self._plan_cache = None
         if self._why_unplanned is not None:
             given = None
@@ -365,7 +366,7 @@ class DistributedDataParallel(PlanningWrapper, TorchDDP):
             )
         group = self.process_group
         if why is None and group.size() == 1 and not is_whole(compression):
-            return "one worker sends no messages"
+            return ONE_WORKER
         if why is None and group.size() > 1 and not can_tell_others:
             why = f"ranks of a {group.name()} group cannot be told of plans through its store"
         if why is not None and self.process_group.size() > 1:
@@ -669,33 +670,47 @@ class DistributedDataParallel(PlanningWrapper, TorchDDP):
 
         Some ranks may have failed in the last pass, and nobody can be asked how far the others have
         come. So what all do now follows from what they were given: with a plan that never changes
-        they keep it, and otherwise all begin with torch's buckets again.
+        they keep it, and otherwise all begin as new wrappers do, with torch's buckets.
         """
-        engine, session, driver = self._engine, self._session, self._driver
-        if self._asks_for_hook or (self._is_fixed and self._has_own_hook):
-            raise RequestError(
-                "with collective, compression, precision or timeline, or a plan that needs a hook, "
-                "ranks stay the same; wrap the model again"
-            )
-        if self.static_graph and session is not None:  # another first pass is not for any pass
-            raise RequestError("with static_graph ranks stay the same; wrap the model again")
+        session, driver = self._session, self._driver
+        self._require_replaceable_group()
+        is_planned = session is not None or self._why_unplanned == ONE_WORKER
         self._driver = self._news = None  # they would ask and tell ranks of the group before
-        super()._update_process_group(new_process_group)  # type: ignore[no-untyped-call]
+        try:
+            super()._update_process_group(new_process_group)  # type: ignore[no-untyped-call]
+            if self._engine is not None and is_planned:
+                self._begin_again(self._engine)
+        finally:
+            if driver is not None:
+                driver.close()
+        if session is not None:
+            if not self._is_fixed and (not session.is_over or session.findings.plan is not None):
+                session.drop_plan("the process group was replaced")
+            self._note_findings()
         leave_token(self.process_group)
-        if session is None or engine is None:
+
+    def _require_replaceable_group(self) -> None:
+        engine, session = self._engine, self._session
+        if self._asks_for_hook or (self._is_fixed and self._has_own_hook):
+            why = "collective, compression, precision or timeline, or a plan that needs a hook,"
+        elif self.static_graph and session is not None:
+            why = "static_graph"  # torch learns about the graph in one first pass only
+        elif self._has_users_hook and engine is not None and engine.plan is not None:
+            why = "a hook of yours on a plan's buckets"  # it would be lost with them
+        elif self._lacks_plan:
+            why = "a plan that was left out, because there was one worker,"
+        else:
             return
-        keeps_plan = self._is_fixed and not self._has_users_hook
-        if keeps_plan:
+        raise RequestError(f"with {why} ranks stay the same; wrap the model again")
+
+    def _begin_again(self, engine: ReducerEngine) -> None:
+        """Send what ranks of another group send first."""
+        if self._is_fixed:
             engine.install_again()
         elif self._has_users_hook:  # which belongs to the reducer that there is
             engine.leave_to_torch()
         else:
             engine.start_anew()
-        if driver is not None:
-            driver.close()
-        if not keeps_plan and (not session.is_over or session.findings.plan is not None):
-            session.drop_plan("the process group was replaced")
-        self._note_findings()
 
     @property
     def _runtime(self) -> str:
@@ -764,6 +779,7 @@ class DistributedDataParallel(PlanningWrapper, TorchDDP):
         gone = ("_session", "_driver", "_engine", "_sparse", "_recorder", "_plan_cache", "_clock")
         state |= dict.fromkeys((*gone, "_last_gradient", "_numbers", "_news", "_captures"))
         state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}
+        state["_lacks_plan"] = False
         if self._engine is not None:
             state["bucket_bytes_cap"] = self._engine.torch_cap_bytes
         return state

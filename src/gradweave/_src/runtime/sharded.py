@@ -35,7 +35,7 @@ from gradweave._src.runtime.flat.buckets import buckets_up_to, dense_strides
 from gradweave._src.runtime.flat.engine import FlatEngine, check_flat_plan
 from gradweave._src.runtime.flat.shards import OwnedPart
 from gradweave._src.runtime.reporting.phase_news import PhaseNews
-from gradweave._src.runtime.reporting.planning_wrapper import PlanningWrapper
+from gradweave._src.runtime.reporting.planning_wrapper import ONE_WORKER, PlanningWrapper
 from gradweave._src.runtime.reporting.step_clock import KEPT_STEPS
 from gradweave._src.runtime.wrapping.inputs import batch_size
 from gradweave._src.runtime.wrapping.options import AUTO, Options, first_collective
@@ -183,7 +183,7 @@ class ShardedDataParallel(PlanningWrapper, RefusesStateDictFunctions, nn.Module)
         task = _task(options, group.size(), is_remembered=is_remembered)
         first = plan_in(given) or _first_plan(self._trained, options)
         require_fit(first, self._trained)
-        self._why_unplanned = "one worker sends no messages" if group.size() == 1 else None
+        self._why_unplanned = ONE_WORKER if group.size() == 1 else None
         self._session = None
         if self._why_unplanned is None:
             self._session = Session(

@@ -74,7 +74,8 @@ class ReducerEngine:
     def start_anew(self) -> None:
         """Leave buckets to torch as in a new wrapper, whatever this rank has sent before."""
         ddp = self._live
-        names = self._names(SimpleBuckets.ORIGINAL, ())
+        is_declared = keeps_declared_order(ddp)
+        names = self._names(SimpleBuckets.ORIGINAL if is_declared else SimpleBuckets.ONE, ())
         renew_reducer(ddp, self._parameters, names, caps_bytes=self._torch_caps_bytes)
         ddp.bucket_bytes_cap = self.torch_cap_bytes
         self._noted = []

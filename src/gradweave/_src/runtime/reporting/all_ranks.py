@@ -63,14 +63,23 @@ class Caller:
         Whoever comes when others have given up is in the next meeting, as they are when they call
         again. All give up as soon as one of them is ``interrupted``, or has waited ``limit_s``, of
         which it has ``waited_s`` already.
+
+        Raises:
+            RequestError: on all that have come, where some do not.
+            TimeoutError: where an earlier call of this rank still waits for an answer of the store.
         """
-        with self._one_at_a_time:
+        if not self._one_at_a_time.acquire(timeout=max(limit_s - waited_s, 0.0)):
+            raise TimeoutError("no answer to an earlier call of this rank")
+        try:
             over = None
             while over is None:
                 place = PrefixStore(f"number {self.number}", store)
                 call = _CallOfAll(place, self, interrupted or Event())
                 over = call.hold(limit_s, waited_s=waited_s)
                 self.number += 1
+                call.take_keys_away()
+        finally:
+            self._one_at_a_time.release()
         if over != ALL_ARE_HERE:
             raise RequestError(over)
 
@@ -147,6 +156,7 @@ class _CallOfAll:
     def __init__(self, store: Store, caller: Caller, interrupted: Event) -> None:
         self._store, self._call, self._interrupted = store, caller.call, interrupted
         self._rank, self._ranks = caller.rank, caller.ranks
+        self._came, self._left = str(caller.rank), f"{caller.rank} left"
         self._meeting = Meeting(store, caller.ranks)
         self._has_told = False
 
@@ -157,12 +167,24 @@ class _CallOfAll:
         """
         over = None
         if self._meeting.ending() is None:
-            self._store.set(str(self._rank), "")
-            self._meeting.come()
+            if self._is_first(self._came):
+                self._meeting.come()
             over = self._meeting.wait(partial(self._why_end, limit_s, waited_s))
-        self._store.delete_key(str(self._rank))
-        self._meeting.leave(TOLD)
+        if self._is_first(self._left):
+            self._meeting.leave(TOLD)
         return over
+
+    def take_keys_away(self) -> None:
+        """Leave nothing of this rank's in the store, where it does not ask for this call again."""
+        for key in (self._came, self._left):
+            self._store.delete_key(key)
+
+    def _is_first(self, key: str) -> bool:
+        """Note something in the store, and say whether this rank has not noted it before.
+
+        A call that has lost its connection is made again, and must neither come nor leave twice.
+        """
+        return int(self._store.add(key, 1)) == 1
 
     def _why_end(self, limit_s: float, waited_before_s: float, waited_s: float) -> str | None:
         waited_s += waited_before_s

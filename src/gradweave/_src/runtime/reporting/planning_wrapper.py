@@ -55,6 +55,8 @@ from gradweave._src.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
+ONE_WORKER = "one worker sends no messages"  # a reason why nothing is planned
+
 
 class PlanningWrapper:
     """The base of wrappers that plan by themselves; it tells what they found and what they do."""
