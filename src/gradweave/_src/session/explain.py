@@ -201,13 +201,13 @@ def _taken_in(trial: Trial) -> str:
 
     Turns in which messages were noted count only where there are no others.
     """
-    taken = f"{trial.step_s * 1e3:.1f} ms"
-    if len(trial.visits) == 1:
-        return taken + (" while messages were noted" if trial.visits[0].is_noted else "")
     noted, plain = (
         [visit for visit in trial.visits if visit.is_noted is is_noted]
         for is_noted in (True, False)
     )
+    taken = f"{trial.step_s * 1e3:.1f} ms" + ("" if plain else " while messages were noted")
+    if len(trial.visits) == 1:
+        return taken
     count = len(plain or noted)
     turns = f"{_steps_of(plain or noted)} in {count_text(count, 'turn')}"
     if noted and plain:
