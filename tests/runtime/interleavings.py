@@ -23,12 +23,12 @@ class StoreInTurns:
         return StoreInTurns(dist.PrefixStore(prefix, self._store), self._turn)
 
     def check(self, keys: Sequence[str]) -> bool:
-        if any(key[0].isdigit() for key in keys):
+        if any(key.isdigit() for key in keys):
             return bool(self._store.check(keys))
         return bool(self._turn(lambda: self._store.check(keys)))
 
     def add(self, key: str, amount: int) -> int:
-        if key[0].isdigit():
+        if key.isdigit():
             return int(self._store.add(key, amount))
         return int(self._turn(lambda: self._store.add(key, amount)))
 

@@ -2,10 +2,12 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import count
 from threading import Event
+from time import sleep
 
 import pytest
 import torch
@@ -232,24 +234,65 @@ class LosesConnection:
         return ask
 
 
-@pytest.mark.parametrize("is_heard", [True, False])
-def test_who_calls_again_after_a_lost_connection_counts_once(monkeypatch, is_heard):
-    """Wherever it is lost, two calls of one rank are not those of two."""
-    monkeypatch.setattr(all_ranks, "PrefixStore", store_below)
-    lost = 0
+def lost_everywhere(is_heard):
+    """A store for each question of rank 1 at which it may lose its connection, and two callers."""
     for lost_at in count():
-        store = dist.HashStore()
+        store, numbers = dist.HashStore(), count()
         callers = [Caller("save_run", rank=rank, ranks=2) for rank in range(2)]
-        losing = LosesConnection(store, count(), lost_at, is_heard=is_heard)
-        try:
+        yield store, LosesConnection(store, numbers, lost_at, is_heard=is_heard), callers
+        if next(numbers) <= lost_at:
+            assert lost_at > 6
+            return
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_who_calls_again_after_a_lost_connection_is_not_two(monkeypatch, is_heard):
+    monkeypatch.setattr(all_ranks, "PrefixStore", store_below)
+    for store, losing, callers in lost_everywhere(is_heard):
+        with suppress(dist.DistNetworkError):
             assert ends(1, 0.0, losing, callers) == "given up"
-        except dist.DistNetworkError:
-            lost += 1
-        else:
-            break
-        assert ends(1, 0.0, store, callers) == "given up", lost_at
-        assert makes_sure_that_all_can_meet(store, callers), lost_at
-    assert lost >= 8
+        assert ends(1, 0.0, store, callers) == "given up"
+        assert makes_sure_that_all_can_meet(store, callers)
+
+
+def meets(store, callers, losing):
+    """How it ends for rank 1, which makes the call again if it has lost its connection."""
+    try:
+        return ends(1, LONG_S, losing, callers)
+    except dist.DistNetworkError:
+        return ends(1, LONG_S, store, callers)
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+@pytest.mark.parametrize("comes", ["first", "last", "again when all have gone on"])
+def test_who_calls_again_after_a_lost_connection_meets_those_of_the_first(
+    monkeypatch, comes, is_heard
+):
+    """And what a rank has learnt stays, whatever becomes of the keys that it wants to delete."""
+    monkeypatch.setattr(all_ranks, "PrefixStore", store_below)
+    for store, losing, callers in lost_everywhere(is_heard):
+        with ThreadPoolExecutor(2) as pool:
+            if comes == "last":
+                other = pool.submit(ends, 0, LONG_S, store, callers)
+                waits_until(store, "number 0/0")
+                found = meets(store, callers, losing)
+            else:
+                mine = pool.submit(ends, 1, LONG_S, losing, callers)
+                if comes == "again when all have gone on":
+                    waits_until(store, "number 0/1", mine)
+                other = pool.submit(ends, 0, LONG_S, store, callers)
+                try:
+                    found = mine.result()
+                except dist.DistNetworkError:
+                    found = ends(1, LONG_S, store, callers)
+            assert (found, other.result()) == ("all are here",) * 2
+        assert [caller.number for caller in callers] == [1, 1]
+        assert makes_sure_that_all_can_meet(store, callers)
+
+
+def waits_until(store, key, unless_over=None):
+    while not (store.check([key]) or (unless_over is not None and unless_over.done())):
+        sleep(0.0005)
 
 
 def test_a_call_behind_one_that_hangs_says_so():

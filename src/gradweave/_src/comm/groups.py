@@ -104,8 +104,8 @@ def leave_token(group: dist.ProcessGroup) -> None:
 
     Rank 0 leaves a token in the store, and others look for it there when they meet. (Whoever asks
     before rank 0 has left it may find that of an earlier group, where nobody comes; on the CPU that
-    cannot be once a step was taken together.) If the store does not answer now, rank 0 leaves it
-    when it meets the others.
+    cannot be once a step was taken together.) If the store does not answer in time, rank 0 leaves
+    it only when it meets the others.
     """
     if group.size() == 1 or group in _left_tokens:
         return

@@ -106,6 +106,8 @@ from gradweave._src.travel import Travel, parse_travel
 
 logger = logging.getLogger(__name__)
 
+REPLACED = "the process group was replaced"  # a reason why nothing is planned
+
 
 class DistributedDataParallel(PlanningWrapper, TorchDDP):
     """torch's wrapper, whose buckets are planned for this model on this network.
@@ -359,6 +361,7 @@ class DistributedDataParallel(PlanningWrapper, TorchDDP):
         """Say why torch's own buckets stay; None where they need not."""
         compression = self._options.compression
         why = why_unplannable(self.module, self._trained, torch_options)
+        self._is_plannable = why is None  # in any group
         if why is not None and is_whole(compression):
             raise RequestError(
                 f"whole_model wants one bucket, and torch's own must stay: {why}; leave out one of "
@@ -674,26 +677,27 @@ class DistributedDataParallel(PlanningWrapper, TorchDDP):
         """
         session, driver = self._session, self._driver
         self._require_replaceable_group()
-        is_planned = session is not None or self._why_unplanned == ONE_WORKER
         self._driver = self._news = None  # they would ask and tell ranks of the group before
         try:
             super()._update_process_group(new_process_group)  # type: ignore[no-untyped-call]
-            if self._engine is not None and is_planned:
+            if self._engine is not None and self._is_plannable:
                 self._begin_again(self._engine)
         finally:
             if driver is not None:
                 driver.close()
         if session is not None:
             if not self._is_fixed and (not session.is_over or session.findings.plan is not None):
-                session.drop_plan("the process group was replaced")
+                session.drop_plan(REPLACED)
             self._note_findings()
+        elif self._why_unplanned == ONE_WORKER:
+            self._why_unplanned = REPLACED
         leave_token(self.process_group)
 
     def _require_replaceable_group(self) -> None:
-        engine, session = self._engine, self._session
+        engine = self._engine
         if self._asks_for_hook or (self._is_fixed and self._has_own_hook):
             why = "collective, compression, precision or timeline, or a plan that needs a hook,"
-        elif self.static_graph and session is not None:
+        elif self.static_graph and self._is_plannable:
             why = "static_graph"  # torch learns about the graph in one first pass only
         elif self._has_users_hook and engine is not None and engine.plan is not None:
             why = "a hook of yours on a plan's buckets"  # it would be lost with them
@@ -779,7 +783,7 @@ class DistributedDataParallel(PlanningWrapper, TorchDDP):
         gone = ("_session", "_driver", "_engine", "_sparse", "_recorder", "_plan_cache", "_clock")
         state |= dict.fromkeys((*gone, "_last_gradient", "_numbers", "_news", "_captures"))
         state |= {"_options": Options(), "_comm_hooks": [], "_why_unplanned": "this is a copy"}
-        state["_lacks_plan"] = False
+        state |= {"_is_plannable": False, "_lacks_plan": False}
         if self._engine is not None:
             state["bucket_bytes_cap"] = self._engine.torch_cap_bytes
         return state

@@ -6,6 +6,7 @@ gloo's, perhaps in the middle of another rank's training, or wait silently.
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, Lock
@@ -68,16 +69,19 @@ class Caller:
             RequestError: on all that have come, where some do not.
             TimeoutError: where an earlier call of this rank still waits for an answer of the store.
         """
+        began_s = monotonic()
         if not self._one_at_a_time.acquire(timeout=max(limit_s - waited_s, 0.0)):
             raise TimeoutError("no answer to an earlier call of this rank")
+        waited_s += monotonic() - began_s
         try:
             over = None
             while over is None:
                 place = PrefixStore(f"number {self.number}", store)
                 call = _CallOfAll(place, self, interrupted or Event())
                 over = call.hold(limit_s, waited_s=waited_s)
-                self.number += 1
-                call.take_keys_away()
+                self.number += 1  # others go by how it has ended, whatever becomes of its keys
+                with suppress(RuntimeError, OSError):
+                    call.leave()
         finally:
             self._one_at_a_time.release()
         if over != ALL_ARE_HERE:
@@ -156,40 +160,34 @@ class _CallOfAll:
     def __init__(self, store: Store, caller: Caller, interrupted: Event) -> None:
         self._store, self._call, self._interrupted = store, caller.call, interrupted
         self._rank, self._ranks = caller.rank, caller.ranks
-        self._came, self._left = str(caller.rank), f"{caller.rank} left"
         self._meeting = Meeting(store, caller.ranks)
-        self._has_told = False
+        self._has_told = self._has_come_before = False
 
     def hold(self, limit_s: float, *, waited_s: float) -> str | None:
-        """Return how it went: ALL_ARE_HERE or a complaint; None if it was over already.
+        """Return how it went: ALL_ARE_HERE or a complaint; None if it was given up before.
 
-        This rank has waited for so long already.
+        This rank has waited for so long already. It may have come before, too, and then lost its
+        connection: it counts once, and if all had come, they have gone on.
         """
-        over = None
-        if self._meeting.ending() is None:
-            if self._is_first(self._came):
-                self._meeting.come()
-            over = self._meeting.wait(partial(self._why_end, limit_s, waited_s))
-        if self._is_first(self._left):
-            self._meeting.leave(TOLD)
-        return over
+        ending = self._meeting.ending()
+        if ending is not None:
+            return ending if ending == ALL_ARE_HERE else None
+        self._has_come_before = self._store.add(str(self._rank), 1) > 1
+        if not self._has_come_before:
+            self._meeting.come()
+        return self._meeting.wait(partial(self._why_end, limit_s, waited_s))
 
-    def take_keys_away(self) -> None:
-        """Leave nothing of this rank's in the store, where it does not ask for this call again."""
-        for key in (self._came, self._left):
-            self._store.delete_key(key)
-
-    def _is_first(self, key: str) -> bool:
-        """Note something in the store, and say whether this rank has not noted it before.
-
-        A call that has lost its connection is made again, and must neither come nor leave twice.
-        """
-        return int(self._store.add(key, 1)) == 1
+    def leave(self) -> None:
+        """Leave nothing in the store, if all ranks do."""
+        self._store.delete_key(str(self._rank))
+        self._meeting.leave(TOLD)
 
     def _why_end(self, limit_s: float, waited_before_s: float, waited_s: float) -> str | None:
         waited_s += waited_before_s
         if self._interrupted.is_set():
             return f"{self._call}() was interrupted on rank {self._rank}"
+        if self._has_come_before and not self._missing(range(self._ranks)):
+            return ALL_ARE_HERE  # though its coming may have been lost before it was counted
         if waited_s >= limit_s:
             return self._too_late(limit_s)
         if waited_s >= TOLD_AFTER_S and not self._has_told:
