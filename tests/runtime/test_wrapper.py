@@ -7,6 +7,7 @@ import pickle
 import threading
 import weakref
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -198,44 +199,7 @@ def test_a_pickled_wrapper_is_torchs(tmp_path):
     assert on_two(copied, scratch=tmp_path) == ["Torch's own buckets stay: this is a copy."] * 2
 
 
-def shrunk(group, step):
-    """Weights of torch's wrapper and of ours, where one rank of three leaves before a step."""
-    two = dist.new_group([0, 1])
-    found = []
-    for kind, options in (
-        (TorchDDP, {}),
-        (DistributedDataParallel, {"record_steps": 1, "trial_steps": 1, "planner": "single"}),
-    ):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
-        wrapped = kind(model, bucket_cap_mb=0.0001, **options)
-        for number in range(step + 12):
-            if number == step:
-                if group.rank() == 2:
-                    break
-                wrapped._update_process_group(two)
-            torch.manual_seed(10 * number + group.rank())
-            wrapped.zero_grad()
-            wrapped(torch.randn(2, 4)).square().mean().backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.sub_(0.05 * parameter.grad)
-        found.append([parameter.tolist() for parameter in model.parameters()])
-        del wrapped
-    return found
-
-
-@pytest.mark.parametrize("step", [8, pytest.param(0, marks=pytest.mark.long)])
-def test_ranks_may_leave_while_planning(tmp_path, step):
-    (torchs, ours), (torchs_1, ours_1), _ = on_processes(3, shrunk, step, scratch=tmp_path)
-    assert torchs == torchs_1
-    assert ours == ours_1
-    for one, other in zip(ours, torchs, strict=True):
-        assert torch.allclose(torch.tensor(one), torch.tensor(other), atol=1e-6)
-
-
 PLANNED = [["1.weight", "0.bias"], ["1.bias", "0.weight"]]  # not in the order of gradients
-STEPS_BEFORE = STEPS_AFTER = 3
 
 
 def with_users_hook(wrapped):
@@ -245,15 +209,14 @@ def with_users_hook(wrapped):
     wrapped.register_comm_hook(None, hook)
 
 
-def gone_on(group, others, is_torchs, *, prepare=lambda wrapped: None, **options):
-    """Weights and buckets of two ranks of three, the third of which left."""
+def gone_on(group, others, kind, *, before=3, after=3, prepare=lambda wrapped: None, **options):
+    """Weights and buckets of two ranks of three, the third of which left in between."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
-    kind = TorchDDP if is_torchs else DistributedDataParallel
     wrapped = kind(model, bucket_cap_mb=0.0001, **options)
     prepare(wrapped)
-    for number in range(STEPS_BEFORE + STEPS_AFTER):
-        if number == STEPS_BEFORE:
+    for number in range(before + after):
+        if number == before:
             if group.rank() == 2:
                 return None
             wrapped._update_process_group(others)
@@ -264,20 +227,38 @@ def gone_on(group, others, is_torchs, *, prepare=lambda wrapped: None, **options
             for parameter in model.parameters():
                 parameter.sub_(0.05 * parameter.grad)
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    found = None if is_torchs else wrapped.findings()
+    found = None if kind is TorchDDP else wrapped.findings()
     return weights, torch_bucket_bytes(wrapped), found
+
+
+def gone_on_while_planning(group, step):
+    others, steps = dist.new_group([0, 1]), {"before": step, "after": 12}
+    quick = {"record_steps": 1, "trial_steps": 1, "planner": "single"}
+    torchs = gone_on(group, others, TorchDDP, **steps)
+    ours = gone_on(group, others, DistributedDataParallel, **steps, **quick)
+    return torchs and (torchs[0], ours[0])
+
+
+@pytest.mark.parametrize("step", [8, pytest.param(0, marks=pytest.mark.long)])
+def test_ranks_may_leave_while_planning(tmp_path, step):
+    one, other, _ = on_processes(3, gone_on_while_planning, step, scratch=tmp_path)
+    (torchs, ours), (torchs_1, ours_1) = one, other
+    assert torch.equal(torchs, torchs_1)
+    assert torch.equal(ours, ours_1)
+    assert torch.allclose(ours, torchs, atol=1e-6)
 
 
 def gone_on_with_plans(group):
     others = dist.new_group([0, 1])
     buckets = tuple(Bucket(tensors=tuple(part), collective="native") for part in PLANNED)
     plan = Plan(planner="made", buckets=buckets)
+    ours = partial(gone_on, group, others, DistributedDataParallel)
     return {
-        "torch": gone_on(group, others, is_torchs=True),
-        "planning": gone_on(group, others, is_torchs=False),
-        "fixed": gone_on(group, others, is_torchs=False, plan=plan),
-        "watched": gone_on(group, others, is_torchs=False, plan=plan, replan_when=5.0),
-        "hook": gone_on(group, others, is_torchs=False, prepare=with_users_hook),
+        "torch": gone_on(group, others, TorchDDP),
+        "planning": ours(),
+        "fixed": ours(plan=plan),
+        "watched": ours(plan=plan, replan_when=5.0),
+        "hook": ours(prepare=with_users_hook),
     }
 
 
@@ -301,7 +282,7 @@ def test_what_is_left_of_a_plan_where_ranks_have_left(tmp_path):
 
 
 def joined_by_one_alone(group):
-    """What each rank applies, when rank 2 has trained alone before; and its buckets at first."""
+    """What each rank applies when rank 2 has trained alone before, and in which buckets."""
     rank, found = group.rank(), []
     parts = [dist.new_group([0, 1]), dist.new_group([2])]
     for finds_unused in (False, True):

@@ -156,10 +156,10 @@ def replace_reducer(
     alone and with the plan's order and sizes, and never again.
     """
     sizes = [sum(parameters[name].nbytes for name in bucket) for bucket in buckets]
-    reducer = _replaced_reducer(ddp, parameters, buckets, caps_bytes=sizes)
+    renew_reducer(ddp, parameters, buckets, caps_bytes=sizes)
     if not keeps_declared_order(ddp):
         device = parameters[buckets[0][0]].device
-        _rebuild_alone(reducer, ddp.process_group, device)
+        _rebuild_alone(ddp.reducer, ddp.process_group, device)
     ddp._has_rebuilt_buckets = True  # noqa: SLF001
 
 
@@ -176,17 +176,6 @@ def renew_reducer(
     unless it keeps those that were declared; so all ranks call this at the same point.
     Communication hooks must be registered again.
     """
-    _replaced_reducer(ddp, parameters, buckets, caps_bytes=caps_bytes)
-    ddp._has_rebuilt_buckets = False  # noqa: SLF001
-
-
-def _replaced_reducer(
-    ddp: TorchDDP,
-    parameters: Mapping[str, nn.Parameter],
-    buckets: Sequence[Sequence[str]],
-    *,
-    caps_bytes: Sequence[int],
-) -> Reducer:
     names = [name for bucket in buckets for name in bucket]
     place = {name: number for number, name in enumerate(names)}
     # The logger has the reducer, too, and there should not be two sets of buckets.
@@ -206,7 +195,7 @@ def _replaced_reducer(
             **passed_on(ddp),
         )
     _give_reducer(ddp, reducer)
-    return reducer
+    ddp._has_rebuilt_buckets = False  # noqa: SLF001
 
 
 def _rebuild_alone(reducer: Reducer, group: dist.ProcessGroup, device: torch.device) -> None:

@@ -237,7 +237,9 @@ class DistributedDataParallel(PlanningWrapper, TorchDDP):
         check_roundable(options, module, self._trained, torch_options)
         self._begin_timing(self.device, timeline=timeline)
         can_tell_others = wrapping.store is not None
-        self._why_unplanned = self._why_not(torch_options, can_tell_others=can_tell_others)
+        why_never = why_unplannable(module, self._trained, torch_options)
+        self._is_plannable = why_never is None  # in any group
+        self._why_unplanned = self._why_not(why_never, can_tell_others=can_tell_others)
         self._lacks_plan = plan is not None and self._why_unplanned == ONE_WORKER
         self._plan_cache = None
         if self._why_unplanned is not None:
@@ -357,11 +359,9 @@ class DistributedDataParallel(PlanningWrapper, TorchDDP):
         opened.callback(self._last_gradient.close)
         self._note_findings()
 
-    def _why_not(self, torch_options: Mapping[str, Any], *, can_tell_others: bool) -> str | None:
-        """Say why torch's own buckets stay; None where they need not."""
+    def _why_not(self, why: str | None, *, can_tell_others: bool) -> str | None:
+        """Say why torch's own buckets stay: as ``why`` says, or for this group's sake; or None."""
         compression = self._options.compression
-        why = why_unplannable(self.module, self._trained, torch_options)
-        self._is_plannable = why is None  # in any group
         if why is not None and is_whole(compression):
             raise RequestError(
                 f"whole_model wants one bucket, and torch's own must stay: {why}; leave out one of "

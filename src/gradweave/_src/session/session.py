@@ -133,9 +133,17 @@ class Session:
     def drop_plan(self, why: str) -> None:
         """Note that what the wrapper began with is sent again, and that planning is over."""
         self._close_course()
-        self._known.note(stage=Stage.SETTLED, note=why)
-        self._known.note(plan=None, is_given=False, is_remembered=False)
-        self._known.note(predicted=None, step_s=None, worth=None, waits_for=None)  # of that plan
+        self._known.note(
+            stage=Stage.SETTLED,
+            plan=None,
+            is_given=False,
+            is_remembered=False,
+            predicted=None,
+            step_s=None,
+            worth=None,
+            waits_for=None,
+            note=why,
+        )
         self._say(logging.WARNING, f"keeping {self.task.baseline}: {why}")
 
     def _close_course(self) -> None:
