@@ -220,6 +220,15 @@ def test_what_another_thread_has_waited_for_is_known_to_it_alone_if_strict(
     del read
 
 
+def test_a_stream_that_was_waited_for_is_done() -> None:
+    """Often enough to meet its thread between telling that it is and noting it."""
+    sim.set_delays(0)
+    for _ in range(1000):
+        ones()
+        torch.accelerator.synchronize()
+        assert main().query()
+
+
 def test_the_host_runs_ahead() -> None:
     sim.keep_kernels()
     with sim.held():

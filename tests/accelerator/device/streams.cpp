@@ -116,7 +116,6 @@ void run(Task& task, StreamNumber number) {
       state().log.push_back(
           {task.kernel, number, task.number, task.delay_ns, task.launched_ns, start_ns, end_ns});
   }
-  if (task.reaches) task.reaches->reach();
 }
 
 void run_stream(StreamNumber number) {
@@ -124,15 +123,19 @@ void run_stream(StreamNumber number) {
   Stream& stream = state().streams[number];
   std::unique_lock<std::mutex> lock(stream.mutex);
   while (stream.arrived.wait_for(lock, kIdle, [&] { return !stream.queue.empty(); })) {
+    MomentPtr reaches;
     {
       Task task = std::move(stream.queue.front());
       stream.queue.pop_front();
       stream.is_busy = true;
       lock.unlock();
       run(task, number);
+      reaches = std::move(task.reaches);
     }
     lock.lock();
     stream.is_busy = false;
+    // Under the lock: whoever has waited for this finds a stream that has nothing left to do.
+    if (reaches) reaches->reach();
   }
   stream.has_thread = false;
 }
